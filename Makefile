@@ -1,0 +1,44 @@
+# make setup · test · check · demo · bench; needs only python3 with venv and pip (another one: make PYTHON=python3.12 ...).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+POLICIES := $(sort $(notdir $(wildcard evalkit/policies/[!_]*.py)))
+
+.PHONY: setup test check demo bench
+
+setup: $(STAMP)
+	@echo "== ready: $(BIN)/evalkit"
+
+$(STAMP): pyproject.toml constraints.txt evalkit/__init__.py evalkit/build_hook.py evalkit.pth evalkit.start
+	@echo "== installing kv-evalkit and its pinned dependencies into $(VENV) (minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt hatchling setuptools
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@echo '$(POLICIES)' > $(VENV)/policies
+	@touch $@
+
+# A policy added or removed changes the entry points, so it is installed anew.
+ifneq ($(POLICIES),$(shell cat $(VENV)/policies 2>/dev/null))
+.PHONY: $(STAMP)
+endif
+
+check: setup
+	@echo "== lint and types"
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check
+	@echo "== tests"
+	$(BIN)/python -m pytest -q
+
+demo: setup
+	@echo "== the demo's model"
+	$(BIN)/evalkit models get smollm2-135m-instruct
+	@echo "== accuracy by policy and budget"
+	$(BIN)/evalkit demo
+
+bench: setup
+	@echo "== speed"
+	$(BIN)/evalkit bench

@@ -1,0 +1,277 @@
+"""One layer's cache as a value: what is held, where each entry came from, what was noted about it; knows no policy and no model.
+
+Shapes used everywhere: B sequences side by side, H key/value heads, G query heads per key/value head (the query group), T new
+tokens, S slots, D head size. Acting on a cache returns a new one, so a fork is a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .entries import ELEMENT_BYTES, Entries, Plain, gather_slots
+
+EMPTY = -1  # the position of a slot that holds nothing
+BLOCK_ELEMENTS = 1 << 22  # attention weights made at once: memory stays linear in the prompt
+SLACK = 8  # forgotten slots tolerated beyond a quarter before decoding compacts them away
+
+Marks = Mapping[str, Tensor]
+NOTHING: Marks = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """What is fixed about one attention layer of a model."""
+
+    index: int = 0
+    depth: int = 1  # attention layers in the model
+    scaling: float = 1.0
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H, G] a logit that each query head spends on no entry (GPT-OSS)
+    window: int | None = None  # sliding window, in tokens
+    rope: Tensor | None = None  # [rotated dims / 2] inverse frequencies, where keys are rotated by position
+
+    def attention(self, query: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
+        """Return attention weights [B, H, G, T, S], in fp32 (fp64 for fp64 models).
+
+        `query` [B, H, G, T, D], `keys` [B, H, S, D], `visible` broadcastable to [B, H, G, T, S].
+        """
+        batch, heads, group, count, size = query.shape
+        scores = torch.matmul(query.reshape(batch, heads, group * count, size), keys.transpose(2, 3))
+        scores = scores.view(batch, heads, group, count, keys.shape[2])
+        scores = (scores if scores.dtype == torch.float64 else scores.float()) * self.scaling
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if self.sinks is None:
+            return scores.softmax(-1)
+        spent = self.sinks.to(scores).view(1, heads, group, 1, 1).expand(batch, -1, -1, count, -1)
+        return torch.cat([scores, spent], dim=-1).softmax(-1)[..., :-1]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCache:
+    """The entries one layer holds for B sequences, oldest first."""
+
+    layer: Layer
+    entries: Entries
+    positions: Tensor  # [B, H, S] where each entry came from; EMPTY where a head keeps fewer
+    seen: Tensor  # [B] tokens taken in so far
+    allowance: Tensor | None = None  # [B] entries the budget grants each head; None grants all
+    marks: Marks = field(
+        default_factory=lambda: NOTHING
+    )  # name -> [B, H, S, ...] what a policy wrote about entries; travels with them
+    notes: Marks = field(default_factory=lambda: NOTHING)  # name -> [B, ...] what a policy wrote about the sequences
+    prepared: Marks = field(default_factory=lambda: NOTHING)  # what the policy's `prepare` learned about this layer
+    guess: Tensor | None = None  # [B, H, G, T, D] the queries expected from the layer before
+    fresh: int = 0  # how many of the newest slots hold tokens just taken in
+    decoding: bool = False  # the fresh token was decoded (or streamed), not part of a block
+    complete: bool = True  # the newest token ends a prompt or a message: static policies act only now
+    gaps: bool = False  # whether heads may differ in what their queries see
+    roomy: int = 0  # while decoding, forgotten slots are compacted away once S exceeds this
+    attended: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # the last query and its weights
+
+    @classmethod
+    def empty(cls, layer: Layer, like: Tensor, rows: int) -> LayerCache:
+        """Return a cache that has seen nothing; `like` [?, H, ?, D] gives heads, size, dtype and device."""
+        nothing = like.new_empty(rows, like.shape[1], 0, like.shape[3])
+        places = torch.empty(nothing.shape[:3], dtype=torch.long, device=like.device)
+        return cls(layer, Plain.of(nothing, nothing), places, torch.zeros(rows, dtype=torch.long, device=like.device))
+
+    @property
+    def slots(self) -> int:
+        """S, the slots of the widest head."""
+        return self.positions.shape[2]
+
+    @cached_property
+    def filled(self) -> Tensor:
+        """[B, H, S] whether a slot holds an entry that the sliding window has not passed."""
+        if self.layer.window is None:
+            return self.positions != EMPTY
+        return self.positions >= (self.seen - self.layer.window).clamp(min=0)[:, None, None]
+
+    @property
+    def counts(self) -> Tensor:
+        """[B, H] entries held."""
+        return self.filled.sum(-1)
+
+    @property
+    def tokens(self) -> Tensor:
+        """[B] tokens the layer could hold: those seen, or the sliding window."""
+        return self.seen if self.layer.window is None else self.seen.clamp(max=self.layer.window)
+
+    def cost(self) -> Tensor:
+        """[B] bytes held: entries in their stored form, marks and notes, at 2 bytes an element."""
+        counts = self.counts
+        each = sum(mark[0, 0, 0].numel() for mark in self.marks.values()) if self.slots else 0
+        once = sum(note[0].numel() for note in self.notes.values())
+        return self.entries.cost(counts) + (counts.sum(1) * each + once) * ELEMENT_BYTES
+
+    # Attention, as the layer pays it
+
+    def reach(self, now: Tensor) -> Tensor:
+        """[B, H or 1, 1, T, S] which slots queries at positions `now` [B, T] may attend to."""
+        places = self.positions if self.gaps else self.positions[:, :1]
+        there, now = places[:, :, None, None], now[:, None, None, :, None]
+        allowed = (there != EMPTY) & (there <= now)
+        return allowed if self.layer.window is None else allowed & (now - there < self.layer.window)
+
+    def visible(self, count: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """[B, H or 1, 1, T, S] which slots queries start to stop of the newest `count` tokens may attend to."""
+        steps = torch.arange(start, count if stop is None else stop, device=self.seen.device)
+        return self.reach(self.seen[:, None] - count + steps)
+
+    def blocks(self, count: int, group: int) -> Iterator[tuple[int, int]]:
+        """Cut the newest `count` queries so that no block makes more than BLOCK_ELEMENTS weights."""
+        batch, heads, slots = self.positions.shape
+        size = max(1, BLOCK_ELEMENTS // max(1, batch * heads * group * slots))
+        return ((start, min(start + size, count)) for start in range(0, count, size))
+
+    def weights(self, query: Tensor) -> Tensor:
+        """Return how much each of the newest T queries attends to each slot, [B, H, G, T, S]."""
+        if self.attended is not None and self.attended[0] is query:
+            return self.attended[1]
+        return self.layer.attention(query, self.entries.dense()[0], self.visible(query.shape[3]))
+
+    def received(self, query: Tensor) -> Tensor:
+        """Return the attention each slot received, summed over the newest T queries, [B, H, G, S].
+
+        Made in blocks of queries: memory is linear in S.
+        """
+        if self.attended is not None and self.attended[0] is query:
+            return self.attended[1].sum(3)
+        (batch, heads, group, count, _), keys = query.shape, self.entries.dense()[0]
+        total = torch.zeros((), dtype=torch.float32, device=query.device)
+        for start, stop in self.blocks(count, group):
+            part = self.layer.attention(query[:, :, :, start:stop], keys, self.visible(count, start, stop))
+            total = total + part.sum(3)
+        return total.expand(batch, heads, group, self.slots)
+
+    # What changes
+
+    def append(self, keys: Tensor, values: Tensor, *, decoding: bool = False, complete: bool = True) -> LayerCache:
+        """Take in T tokens a sequence, [B, H, T, D] each."""
+        count = keys.shape[2]
+        now = self.seen[:, None] + torch.arange(count, device=keys.device)
+        places = now[:, None].expand(-1, keys.shape[1], -1)
+        return replace(
+            self,
+            entries=self.entries.append(keys, values),
+            positions=torch.cat([self.positions, places], dim=2) if self.slots else places,
+            seen=self.seen + count,
+            marks={name: pad(mark, (0, 0) * (mark.dim() - 3) + (0, count)) for name, mark in self.marks.items()},
+            fresh=count,
+            decoding=decoding,
+            complete=complete,
+            attended=None,
+        )
+
+    def mark(self, name: str, value: Tensor) -> LayerCache:
+        """Write about entries: `value` [B, H, S, ...] travels with them; tokens to come start at zero."""
+        return replace(self, marks={**self.marks, name: value})
+
+    def note(self, name: str, value: Tensor) -> LayerCache:
+        """Write about the sequences: `value` [B, ...]."""
+        return replace(self, notes={**self.notes, name: value})
+
+    def keep(self, wanted: Tensor) -> LayerCache:
+        """Forget every slot outside `wanted` [B, H, S]; heads may keep different numbers."""
+        wanted = wanted & self.filled
+        if self.decoding and self.slots <= self.roomy:
+            return replace(self, positions=self.positions.where(wanted, EMPTY), gaps=True)
+        counts = wanted.sum(-1)
+        width, fewest = int(counts.max()), int(counts.min())
+        if fewest == self.slots:
+            return self
+        order = wanted.byte().argsort(dim=-1, descending=True, stable=True)[..., :width]
+        return replace(
+            self,
+            entries=self.entries.take(order),
+            positions=self.positions.where(wanted, EMPTY).gather(2, order),
+            marks={name: gather_slots(mark, order) for name, mark in self.marks.items()},
+            gaps=fewest < width or self.layer.window is not None,
+            roomy=width + width // 4 + SLACK,
+            attended=None,
+        )
+
+    def expired(self) -> LayerCache:
+        """Drop entries that the sliding window has passed, once they are many."""
+        window = self.layer.window
+        return self if window is None or self.slots <= window + window // 4 + SLACK else self.keep(self.filled)
+
+    def remembering(self, earlier: LayerCache) -> LayerCache:
+        """Take over the marks and notes of an `earlier` cache of the same entries; slots added since start at zero."""
+        more = self.slots - earlier.slots
+        marks = {name: pad(mark, (0, 0) * (mark.dim() - 3) + (0, more)) for name, mark in earlier.marks.items()}
+        return replace(self, marks=marks, notes=earlier.notes)
+
+    # Sequences side by side
+
+    def rows(self, index: Tensor | slice) -> LayerCache:
+        """Return the sequences at `index`."""
+        return replace(
+            self,
+            entries=self.entries.rows(index),
+            positions=self.positions[index],
+            seen=self.seen[index],
+            allowance=None if self.allowance is None else self.allowance[index],
+            marks={name: mark[index] for name, mark in self.marks.items()},
+            notes={name: note[index] for name, note in self.notes.items()},
+            attended=None,
+        )
+
+    @staticmethod
+    def stack(caches: Sequence[LayerCache]) -> LayerCache:
+        """Put caches of one layer side by side; narrower ones get EMPTY slots in front, shorter notes zeros behind."""
+        if len(caches) == 1:
+            return caches[0]
+        lead = [max(cache.slots for cache in caches) - cache.slots for cache in caches]
+        allowances = [cache.allowance for cache in caches if cache.allowance is not None]
+        return replace(
+            caches[0],
+            entries=caches[0].entries.stack([cache.entries for cache in caches], lead),
+            positions=torch.cat([pad(cache.positions, (short, 0), value=EMPTY) for cache, short in zip(caches, lead, strict=True)]),
+            seen=torch.cat([cache.seen for cache in caches]),
+            allowance=torch.cat(allowances) if len(allowances) == len(caches) else None,
+            marks=_stack_marks(caches, lead),
+            notes=_stack_notes(caches),
+            gaps=any(lead) or any(cache.gaps for cache in caches),
+            roomy=max(cache.roomy for cache in caches),
+            attended=None,
+        )
+
+
+def _stack_marks(caches: Sequence[LayerCache], lead: Sequence[int]) -> Marks:
+    """Join the caches' marks; a cache that has seen nothing has none yet."""
+    like = {name: mark for cache in caches for name, mark in cache.marks.items()}
+    joined = {}
+    for name, example in like.items():
+        parts = []
+        for cache, short in zip(caches, lead, strict=True):
+            mark = cache.marks.get(name)
+            mark = example.new_zeros(*cache.positions.shape, *example.shape[3:]) if mark is None else mark
+            parts.append(pad(mark, (0, 0) * (mark.dim() - 3) + (short, 0)))
+        joined[name] = torch.cat(parts)
+    return joined
+
+
+def _stack_notes(caches: Sequence[LayerCache]) -> Marks:
+    """Join the caches' notes along the sequences, padding with zeros behind where sizes differ."""
+    like = {name: note for cache in caches for name, note in cache.notes.items()}
+    joined = {}
+    for name, example in like.items():
+        parts = [cache.notes.get(name, example.new_zeros(len(cache.seen), *[0] * (example.dim() - 1))) for cache in caches]
+        sizes = [max(part.shape[axis] for part in parts) for axis in range(1, example.dim())]
+        joined[name] = torch.cat([pad(part, _behind(part, sizes)) for part in parts])
+    return joined
+
+
+def _behind(part: Tensor, sizes: Sequence[int]) -> list[int]:
+    """Return `torch.nn.functional.pad`'s argument that grows axes 1... of `part` to `sizes` at their ends."""
+    return [amount for axis in range(len(sizes), 0, -1) for amount in (0, sizes[axis - 1] - part.shape[axis])]

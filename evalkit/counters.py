@@ -1,0 +1,70 @@
+"""What a run cost: tokens, seconds by phase, entries held and read, bytes, peak memory; knows no policy and no task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+from torch import Tensor
+
+HELD, SPAN, BYTES, DENSE_BYTES, READ, REACH, FETCHED, FETCHED_BYTES, QUERIES = range(9)
+WHAT = (
+    "held entries", "entries seen", "held bytes", "bytes of the full cache", "entries read", "entries the full cache would read",
+    "entries fetched", "bytes fetched", "answer queries",
+)  # fmt: skip
+
+
+class Tally:
+    """Sums over layers and heads for each of a number of documents under one cell; kept on the device until asked."""
+
+    def __init__(self, documents: int, device: torch.device) -> None:
+        self.sums = torch.zeros(len(WHAT), documents, dtype=torch.float64, device=device)
+
+    def add(self, what: int, documents: Tensor, values: Tensor) -> None:
+        """Add `values` [B] to the documents numbered `documents` [B]."""
+        sums = self.sums[what]
+        documents, values = documents.to(sums.device), values.to(sums.device, sums.dtype)
+        sums.index_add_(0, documents, values)
+
+
+@dataclass
+class Counters:
+    """The whole run's counters."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the seconds spent inside under `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def count(self, name: str, number: int) -> None:
+        """Count `number` tokens under `name`."""
+        self.tokens[name] = self.tokens.get(name, 0) + number
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Return the process's peak resident bytes and, on CUDA, the peak bytes allocated and reserved."""
+    peak = {"host_peak_bytes": _peak_resident()}
+    if device.type == "cuda":
+        peak["device_peak_bytes"] = torch.cuda.max_memory_allocated(device)
+        peak["device_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    return peak
+
+
+def _peak_resident() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows keeps the peak elsewhere
+        return int(psutil.Process().memory_info().peak_wset)
+    scale = 1 if psutil.MACOS else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

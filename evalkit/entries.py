@@ -1,0 +1,119 @@
+"""How the keys and values of one layer are stored; knows neither positions nor policies.
+
+Shapes: B sequences, H key/value heads, S slots, T new tokens, W slots kept, D head size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+ELEMENT_BYTES = 2  # what an element is counted as, whatever dtype the run uses
+
+
+class Entries(ABC):
+    """Stored keys and values. A value: every change returns a new one and leaves the old one as it was."""
+
+    @abstractmethod
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Return keys and values as attention needs them, [B, H, S, D] each."""
+
+    @abstractmethod
+    def append(self, keys: Tensor, values: Tensor) -> Entries:
+        """Add T entries after the last slot, [B, H, T, D] each."""
+
+    @abstractmethod
+    def take(self, order: Tensor) -> Entries:
+        """Keep the slots `order` [B, H, W], in that order."""
+
+    @abstractmethod
+    def rows(self, index: Tensor | slice) -> Entries:
+        """Return the sequences at `index`."""
+
+    @abstractmethod
+    def stack(self, others: Sequence[Entries], lead: Sequence[int]) -> Entries:
+        """Put `others` (this one among them) side by side, each with `lead` unused slots in front."""
+
+    @abstractmethod
+    def cost(self, counts: Tensor) -> Tensor:
+        """Return the bytes [B] that `counts` [B, H] entries take in this form, 2 bytes an element."""
+
+
+@dataclass
+class Arena:
+    """Room for keys and values [B, H, capacity, D]; slots under a view's length never change."""
+
+    keys: Tensor
+    values: Tensor
+    used: int
+
+
+@dataclass(frozen=True, eq=False)
+class Plain(Entries):
+    """Keys and values as they came: a view of the first `length` slots of an append-only arena.
+
+    The view that reaches the arena's end may write on behind it; any other view that grows moves to an arena of its own.
+    """
+
+    arena: Arena
+    length: int
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor) -> Plain:
+        """Hold `keys` and `values` [B, H, S, D] without copying them."""
+        return cls(Arena(keys, values, keys.shape[2]), keys.shape[2])
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        return self.arena.keys[:, :, : self.length], self.arena.values[:, :, : self.length]
+
+    def append(self, keys: Tensor, values: Tensor) -> Plain:
+        if not self.length:
+            return Plain.of(keys, values)
+        arena, end = self.arena, self.length + keys.shape[2]
+        if arena.used != self.length or arena.keys.shape[2] < end:
+            arena = self.moved(end + end // 4 + 16)
+        arena.keys[:, :, self.length : end], arena.values[:, :, self.length : end] = keys, values
+        arena.used = end
+        return Plain(arena, end)
+
+    def moved(self, capacity: int) -> Arena:
+        """Copy the view into a new arena with room for `capacity` slots."""
+        old_keys, old_values = self.dense()
+        keys = old_keys.new_empty(*old_keys.shape[:2], capacity, old_keys.shape[3])
+        values = old_values.new_empty(*old_values.shape[:2], capacity, old_values.shape[3])
+        keys[:, :, : self.length], values[:, :, : self.length] = old_keys, old_values
+        return Arena(keys, values, self.length)
+
+    def take(self, order: Tensor) -> Plain:
+        keys, values = self.dense()
+        return Plain.of(gather_slots(keys, order), gather_slots(values, order))
+
+    def rows(self, index: Tensor | slice) -> Plain:
+        keys, values = self.dense()
+        return Plain.of(keys[index], values[index]).sealed()
+
+    def sealed(self) -> Plain:
+        """Forbid writing behind this view: its memory may belong to another arena."""
+        return Plain(Arena(self.arena.keys, self.arena.values, -1), self.length)
+
+    def stack(self, others: Sequence[Entries], lead: Sequence[int]) -> Plain:
+        pairs = [other.dense() for other in others]
+        keys, values = (
+            torch.cat([pad(pair[side], (0, 0, short, 0)) for pair, short in zip(pairs, lead, strict=True)]) for side in (0, 1)
+        )
+        return Plain.of(keys, values)
+
+    def cost(self, counts: Tensor) -> Tensor:
+        size = self.arena.keys.shape[3] + self.arena.values.shape[3]
+        return counts.sum(1) * size * ELEMENT_BYTES
+
+
+def gather_slots(tensor: Tensor, order: Tensor) -> Tensor:
+    """Pick slots `order` [B, H, W] from `tensor` [B, H, S, ...]."""
+    index = order.reshape(*order.shape, *[1] * (tensor.dim() - 3)).expand(*order.shape, *tensor.shape[3:])
+    return tensor.gather(2, index)

@@ -1,0 +1,113 @@
+"""The attention kernels a layer may run on: PyTorch's SDPA, flash-attn or plain matrix products; knows no policy.
+
+Shapes: B sequences, H key/value heads, G queries per head, T new tokens, S slots, D head size. Keys and values are never repeated
+over the query group: where a mask is needed the group is folded into the query axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from .cache import Layer, LayerCache
+from .errors import UsageError, nearest
+
+Kernel = Literal["sdpa", "flash", "eager"]
+Mask = Callable[[int, int], Tensor]  # (start, stop) of the queries -> what they may see, [B, H or 1, G or 1, T, S]
+
+
+def known(name: str, device: torch.device) -> Kernel:
+    """Return the kernel called `name` if it can run on `device`; UsageError otherwise."""
+    if name not in get_args(Kernel):
+        raise UsageError(f"attn={name} is not known{nearest(name, get_args(Kernel))}: give one of {', '.join(get_args(Kernel))}")
+    if name == "flash":
+        if device.type != "cuda":
+            raise UsageError(f"attn=flash needs a CUDA device and the model is on {device.type}: give attn=sdpa")
+        try:
+            import flash_attn  # noqa: F401
+        except ImportError:
+            raise UsageError("attn=flash needs flash-attn: pip install 'kv-evalkit[flash]', or give attn=sdpa") from None
+    return name  # type: ignore[return-value]
+
+
+def whole(cache: LayerCache, query: Tensor, kernel: Kernel) -> Tensor:
+    """Attend causally from the newest T queries [B, H, G, T, D] to all that each may see; returns the same shape."""
+    keys, values = cache.entries.dense()
+    count, layer = query.shape[3], cache.layer
+    within = layer.window is None or cache.slots <= layer.window
+    if count == cache.slots and within and not cache.gaps and plain(layer) and kernel != "eager":
+        output = scaled_dot_product_attention(
+            query.flatten(1, 2), keys, values, is_causal=True, scale=layer.scaling, enable_gqa=query.shape[2] > 1
+        )
+        return output.view(query.shape[:-1] + output.shape[-1:])
+    mask = lambda start, stop: cache.visible(count, start, stop)  # noqa: E731
+    return masked(layer, query, keys, values, mask, cache.blocks(count, query.shape[2]), kernel)
+
+
+def plain(layer: Layer) -> bool:
+    """Whether the layer's softmax is the ordinary one, which fused kernels compute."""
+    return layer.softcap is None and layer.sinks is None
+
+
+def masked(
+    layer: Layer,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Mask,
+    blocks: Iterable[tuple[int, int]],
+    kernel: Kernel,
+) -> Tensor:
+    """Attend under a mask, block of queries by block, so that memory stays linear in the prompt."""
+    attend = folded if plain(layer) and kernel != "eager" else explicit
+    parts = [attend(layer, query[:, :, :, start:stop], keys, values, mask(start, stop)) for start, stop in blocks]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+
+
+def explicit(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attend by plain matrix products; the only kernel that honours soft-caps and sinks."""
+    return mixed(layer.attention(query, keys, mask), values)
+
+
+def mixed(weights: Tensor, values: Tensor) -> Tensor:
+    """Mix values [B, H, S, D] by weights [B, H, G, T, S]."""
+    batch, heads, group, count, slots = weights.shape
+    output = torch.matmul(weights.reshape(batch, heads, group * count, slots).to(values.dtype), values)
+    return output.view(batch, heads, group, count, -1)
+
+
+def folded(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attend by SDPA with the query group folded into the query axis."""
+    batch, heads, group, count, size = query.shape
+    mask = mask.expand(-1, -1, group, -1, -1).flatten(2, 3)
+    output = scaled_dot_product_attention(query.reshape(batch, heads, group * count, size), keys, values, mask, scale=layer.scaling)
+    return output.view(batch, heads, group, count, -1)
+
+
+def flash_packed(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, lengths: list[int]) -> Tensor:
+    """Attend causally inside each of the packed segments at once, by flash-attn's varlen kernel (CUDA, bf16 or fp16).
+
+    `query` [N, H * G, D], `keys` and `values` [N, H, D], `lengths` of the segments, N in all. Returns [N, H * G, D].
+    """
+    from flash_attn import flash_attn_varlen_func
+
+    ends = torch.tensor([0, *lengths], device=query.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    window = (-1, -1) if layer.window is None else (layer.window - 1, 0)
+    output: Tensor = flash_attn_varlen_func(
+        query, keys, values, ends, ends, max(lengths), max(lengths), softmax_scale=layer.scaling, causal=True,
+        window_size=window, softcap=layer.softcap or 0.0,
+    )  # fmt: skip
+    return output
+
+
+def rotated(keys: Tensor, turns: Tensor, rope: Tensor) -> Tensor:
+    """Rotate keys [B, H, S, D] on by `turns` [B, H, S] positions, pairs (i, i + half) at inverse frequencies `rope`."""
+    half = rope.shape[0]
+    angles = turns[..., None].to(rope.dtype) * rope
+    cos, sin = angles.cos().to(keys.dtype), angles.sin().to(keys.dtype)
+    low, high, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)

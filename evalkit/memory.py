@@ -1,0 +1,359 @@
+"""One packed row of tokens, layer by layer: prompts taken in whole, policies acting, answers attending to what is left.
+
+A row holds jobs. Inside every layer each job attends for its own tokens and hands caches on to the jobs after it. Knows no
+tokenizer and no transformers. Shapes: N tokens in the row, B sequences of a job, H key/value heads, G queries per head, T tokens a
+sequence, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .cache import NOTHING, Layer, LayerCache
+from .counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN, Counters, Tally
+from .entries import ELEMENT_BYTES
+from .kernels import Kernel
+from .policy import Policy
+
+
+@dataclass
+class Tokens:
+    """What one layer made of the row's tokens, and where their outputs go."""
+
+    layer: Layer
+    query: Tensor  # [H, G, N, D]
+    keys: Tensor  # [H, N, D]
+    values: Tensor  # [H, N, D]
+    guess: Tensor | None  # [H, G, N, D] what the layer would have asked of the previous layer's input
+    output: Tensor  # [N, H, G, D]
+    kernel: Kernel
+
+    def queries(self, index: Tensor) -> Tensor:
+        """[B, H, G, T, D] the queries of the tokens at `index` [B, T]."""
+        return self.query[:, :, index].permute(2, 0, 1, 3, 4)
+
+    def guesses(self, index: Tensor) -> Tensor | None:
+        """As `queries`, for the guessed ones."""
+        return None if self.guess is None else self.guess[:, :, index].permute(2, 0, 1, 3, 4)
+
+    def entries(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values [B, H, T, D] of the tokens at `index` [B, T]."""
+        return self.keys[:, index].transpose(0, 1), self.values[:, index].transpose(0, 1)
+
+    def put(self, index: Tensor, output: Tensor) -> None:
+        """Set the outputs of the tokens at `index` [B, T] to `output` [B, H, G, T, D]."""
+        self.output[index] = output.permute(0, 3, 1, 2, 4)
+
+
+@dataclass
+class State:
+    """Each layer's cache of the same sequences, as some job left it."""
+
+    caches: dict[int, LayerCache] = field(default_factory=dict)
+    lasting: bool = False  # outlives the row: a session's memory
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A policy at work on a set of documents: what it prepared, and where its counts go."""
+
+    policy: Policy
+    prepared: Sequence[Mapping[str, Tensor]] = ()
+    tally: Tally | None = None
+
+    def granted(self, lengths: Sequence[int], layer: Layer, device: torch.device) -> Tensor | None:
+        """[B] the entries granted each head for sequences of `lengths` tokens; None where the budget is everything."""
+        budget = self.policy.budget
+        return None if budget.whole else torch.tensor([budget.allowance(length, layer.window) for length in lengths], device=device)
+
+    def entitled(self, cache: LayerCache, lengths: Sequence[int] | None) -> LayerCache:
+        """Tell the cache its allowance (kept from before where `lengths` is None) and what was prepared for its layer."""
+        allowance = cache.allowance if lengths is None else self.granted(lengths, cache.layer, cache.seen.device)
+        return replace(cache, allowance=allowance, prepared=self.prepared[cache.layer.index] if self.prepared else NOTHING)
+
+    def keys(self, cache: LayerCache) -> Tensor:
+        """The keys [B, H, S, D] as the next query meets them, rotated to where the policy places them."""
+        keys = cache.entries.dense()[0]
+        places = self.policy.place(cache) if self.policy.overrides("place") else None
+        if places is None or cache.layer.rope is None:
+            return keys
+        turns = (places - cache.positions).masked_fill(~cache.filled, 0)
+        return kernels.rotated(keys, turns, cache.layer.rope.to(keys.device))
+
+    def count_held(self, documents: Tensor, cache: LayerCache) -> None:
+        """Count what is held once the policy has acted on a prompt."""
+        if self.tally is None:
+            return
+        heads, size = cache.positions.shape[1], sum(t.shape[3] for t in cache.entries.dense())
+        span = cache.tokens * heads
+        for what, values in (
+            (HELD, cache.counts.sum(1)),
+            (SPAN, span),
+            (BYTES, cache.cost()),
+            (DENSE_BYTES, span * size * ELEMENT_BYTES),
+        ):
+            self.tally.add(what, documents, values)
+
+    def count_read(self, documents: Tensor, cache: LayerCache, read: Tensor, reach: Tensor, queries: Tensor) -> None:
+        """Count `read` [B] entries attended to by `queries` [B], where the full cache would attend to `reach` [B]."""
+        if self.tally is None:
+            return
+        self.tally.add(READ, documents, read)
+        self.tally.add(REACH, documents, reach)
+        if cache.layer.index == 0:
+            self.tally.add(QUERIES, documents, queries)
+        if self.policy.host:
+            self.tally.add(FETCHED, documents, read)
+            self.tally.add(FETCHED_BYTES, documents, read * sum(t.shape[3] for t in cache.entries.dense()) * ELEMENT_BYTES)
+
+
+class Job(Protocol):
+    """Some of the row's tokens and how they attend."""
+
+    def attend(self, tokens: Tokens, counters: Counters) -> None:
+        """Set the outputs of the job's tokens in one layer, and leave caches for the jobs after it."""
+
+
+@dataclass
+class Branch:
+    """One cell's part in a block: the policy acts on the block's sequences and leaves them in `state`."""
+
+    cell: Cell
+    lengths: Sequence[int] | None  # [B] tokens that the budget is a share of
+    documents: Tensor  # [B] their numbers in the tally
+    state: State = field(default_factory=State)
+
+    def act(self, cache: LayerCache, query: Tensor) -> LayerCache:
+        """Let the policy write and evict, once the block is whole."""
+        policy = self.cell.policy
+        return policy.evict(policy.write(cache), query)
+
+
+@dataclass
+class Block:
+    """Prompts or messages of equal length, taken in whole: every token attends to all before it that is held."""
+
+    index: Tensor  # [B, T] the row's tokens of each sequence, those shared with others in front
+    own: int  # how many at the end are this block's to attend for
+    branches: list[Branch]
+    before: State | None = None  # what the sequences held until now
+    complete: bool = True  # whether the prompt or message ends here
+
+    def attend(self, tokens: Tokens, counters: Counters) -> None:
+        """Attend, then let each branch's policy act."""
+        layer = tokens.layer
+        keys, values = tokens.entries(self.index)
+        held = LayerCache.empty(layer, keys, len(self.index)) if self.before is None else self.before.caches[layer.index]
+        cache = held.append(keys, values, complete=self.complete)
+        own = self.index[:, self.index.shape[1] - self.own :]
+        with counters.phase("attention"):
+            tokens.put(own, self.attention(cache, tokens.queries(own), tokens.kernel))
+        with counters.phase("policy"):
+            self.act(cache, tokens)
+
+    def attention(self, cache: LayerCache, query: Tensor, kernel: Kernel) -> Tensor:
+        """Attend from the block's own queries, [B, H, G, T, D]."""
+        cell = self.branches[0].cell if self.branches and self.before is not None else None
+        if cell is None or not cell.policy.overrides("place"):
+            return kernels.whole(cache, query, kernel)
+        count = query.shape[3]
+        mask = lambda start, stop: cache.visible(count, start, stop)  # noqa: E731
+        blocks = cache.blocks(count, query.shape[2])
+        return kernels.masked(cache.layer, query, cell.keys(cache), cache.entries.dense()[1], mask, blocks, kernel)
+
+    def act(self, cache: LayerCache, tokens: Tokens) -> None:
+        """Let every branch observe (once for all that agree), write and evict."""
+        observed: dict[Policy, LayerCache] = {}
+        asked = any(not branch.cell.policy.passive for branch in self.branches)
+        query = tokens.queries(self.index) if asked else None
+        for branch in self.branches:
+            policy, mine = branch.cell.policy, branch.cell.entitled(cache, branch.lengths)
+            if query is not None and not policy.passive and self.index.shape[1]:
+                statistic = policy.statistic()
+                if statistic not in observed:
+                    observed[statistic] = policy.observe(self.remembered(branch, mine), query)
+                seen = observed[statistic]
+                mine = replace(mine, marks=seen.marks, notes=seen.notes)
+                mine = branch.act(mine, query) if self.complete else mine
+            branch.state.caches[cache.layer.index] = mine
+            if self.complete:
+                branch.cell.count_held(branch.documents, mine)
+
+    def remembered(self, branch: Branch, cache: LayerCache) -> LayerCache:
+        """Give the cache the marks and notes that the branch's policy left at earlier blocks or messages."""
+        earlier = branch.state.caches.get(cache.layer.index)
+        return replace(cache, marks=NOTHING, notes=NOTHING) if earlier is None else cache.remembering(earlier)
+
+
+@dataclass
+class Gulp:
+    """Answers under a policy that leaves decoded tokens alone: trees of tokens that attend to what is held, all at once."""
+
+    index: Tensor  # [B, T] the row's tokens of each tree
+    depth: Tensor  # [B, T] how many tokens of the answer come before
+    above: Tensor  # [B, T, T] which tokens of the tree each one follows, itself included
+    rows: Tensor  # [B] which of the branch's sequences they answer
+    branch: Branch
+    paths: Tensor  # [B, T] how many answers run through the token
+
+    def attend(self, tokens: Tokens, counters: Counters) -> None:
+        """Attend from all tokens of all trees at once."""
+        layer, cell = tokens.layer, self.branch.cell
+        cache = self.branch.state.caches[layer.index].rows(self.rows)
+        keys, values = tokens.entries(self.index)
+        now = cache.seen[:, None] + self.depth
+        held, tree = cache.reach(now), self.above
+        if layer.window is not None:
+            tree = tree & (now[:, :, None] - now[:, None] < layer.window)
+        mask = torch.cat([held, tree[:, None, None].expand(-1, held.shape[1], -1, -1, -1)], dim=-1)
+        keys = torch.cat([cell.keys(cache), keys], dim=2)
+        values = torch.cat([cache.entries.dense()[1], values], dim=2)
+        with counters.phase("attention"):
+            blocks = [(0, self.index.shape[1])]
+            output = kernels.masked(layer, tokens.queries(self.index), keys, values, lambda *_: mask, blocks, tokens.kernel)
+            tokens.put(self.index, output)
+        if cell.tally is not None:
+            self.count(cell, cache, mask, now)
+
+    def count(self, cell: Cell, cache: LayerCache, mask: Tensor, now: Tensor) -> None:
+        """Count what the queries read, each as often as answers run through it."""
+        heads, window = cache.positions.shape[1], cache.layer.window
+        read = mask.sum(-1).float().mean(1)[:, 0] * heads
+        reach = (now + 1 if window is None else (now + 1).clamp(max=window)) * heads
+        cell.count_read(
+            self.branch.documents[self.rows],
+            cache,
+            (read * self.paths).sum(1),
+            (reach * self.paths).sum(1),
+            self.paths.sum(1),
+        )
+
+
+@dataclass
+class Wave:
+    """Decoded or streamed tokens, one after another under the policy, of several sequences in step.
+
+    Sequences of unequal length end together: the longest starts first. So their last caches lie side by side.
+    """
+
+    index: Tensor  # [B, T] the row's tokens, aligned to the right; unused places in front hold any
+    lengths: Sequence[int]  # [B] tokens of each sequence, longest first
+    cell: Cell
+    documents: Tensor  # [B] their numbers in the tally
+    sources: Sequence[tuple[State, Tensor]] = ()  # what the sequences held before, B rows in all; empty: nothing
+    order: Tensor | None = None  # [B] where each sequence is among the sources' rows
+    granted: Sequence[int] | None = None  # [B] tokens that the budget is a share of; None: as granted before
+    completes: int = 0  # the step from which every token completes a prompt or message; T for none
+    paths: Tensor | None = None  # [B, T] how many answers run through the token; None for prompts
+    state: State = field(default_factory=State)
+
+    def attend(self, tokens: Tokens, counters: Counters) -> None:
+        """Run the recurrence: read, attend, observe, write and evict, token by token."""
+        start, steps = self.begin(tokens), self.index.shape[1]
+        query, guess, (keys, values) = (
+            tokens.queries(self.index),
+            tokens.guesses(self.index),
+            tokens.entries(self.index),
+        )
+        outputs = torch.empty_like(query)
+        cache, active = start, 0
+        for step in range(steps):
+            ready = sum(length >= steps - step for length in self.lengths)
+            if ready > active:
+                joining = start.rows(slice(active, ready)) if ready - active < len(self.lengths) else start
+                cache, active = (LayerCache.stack([cache, joining]) if active else joining), ready
+            now = slice(step, step + 1)
+            expected = None if guess is None else guess[:active, :, :, now]
+            asking = replace(cache, guess=expected)
+            cache, output = self.step(asking, query[:active, :, :, now], keys[:active, :, now], values[:active, :, now], step)
+            outputs[:active, :, :, now] = output
+        self.finish(cache, outputs, tokens)
+
+    def begin(self, tokens: Tokens) -> LayerCache:
+        """Put side by side what the sequences hold before their first token here."""
+        layer = tokens.layer
+        if not self.sources:
+            return self.cell.entitled(LayerCache.empty(layer, tokens.keys[None], len(self.lengths)), self.granted)
+        cache = LayerCache.stack([state.caches[layer.index].rows(rows) for state, rows in self.sources])
+        return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.granted)
+
+    def step(self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int) -> tuple[LayerCache, Tensor]:
+        """Take in one token a sequence; return what is held then and the attention's output [B, H, G, 1, D]."""
+        policy, layer = self.cell.policy, cache.layer
+        read = policy.read(cache, query) if policy.overrides("read") and cache.slots else None
+        cache = cache.append(keys, values, decoding=True, complete=step >= self.completes)
+        allowed = cache.visible(1)
+        if read is not None:
+            allowed = allowed & torch.nn.functional.pad(read, (0, 1), value=True)
+        weights = layer.attention(query, self.cell.keys(cache), allowed)
+        output = kernels.mixed(weights, cache.entries.dense()[1])
+        if self.paths is not None and self.cell.tally is not None:
+            self.count(cache, allowed, self.paths[: len(keys), step])
+        if policy.passive:
+            return cache.expired(), output
+        cache = policy.observe(replace(cache, attended=(query, weights)), query)
+        return policy.evict(policy.write(cache), query).expired(), output
+
+    def count(self, cache: LayerCache, allowed: Tensor, paths: Tensor) -> None:
+        """Count what the queries read: a query group's reads by their union."""
+        heads = cache.positions.shape[1]
+        read = allowed.any(2).sum((-1, -2)).float().mean(1) * heads
+        self.cell.count_read(self.documents[: len(paths)], cache, read * paths, cache.tokens * heads * paths, paths)
+
+    def finish(self, cache: LayerCache, outputs: Tensor, tokens: Tokens) -> None:
+        """Hand on the caches and set the outputs of the places in use."""
+        self.state.caches[cache.layer.index] = cache
+        if self.paths is None:
+            self.cell.count_held(self.documents, cache)
+        lengths, steps = torch.tensor(self.lengths, device=outputs.device), outputs.shape[3]
+        used = torch.arange(steps, device=outputs.device) >= steps - lengths[:, None]
+        tokens.output[self.index[used]] = outputs.permute(0, 3, 1, 2, 4)[used]
+
+
+@dataclass
+class Row:
+    """A packed row: its jobs, run in order inside every layer."""
+
+    jobs: list[Job]
+    counters: Counters
+    kernel: Kernel = "sdpa"
+    guessing: bool = False  # whether some policy wants the query guessed from the layer before
+    guess: Tensor | None = None  # the guess for the layer at hand, [1, H x G, N, D]
+    previous: Tensor | None = None  # what the layer before was given
+    rehearsing: bool = False  # whether a layer runs for its guess only
+    ropes: Mapping[str | None, Tensor] = field(default_factory=dict)  # inverse frequencies by layer type
+    depth: int = 1  # attention layers in the model
+
+    def attend(self, layer: Layer, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend in one layer for the whole row: `query` [1, H x G, N, D], `keys`, `values` [1, H, N, D]; returns [1, N, H x G, D]."""
+        heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
+        spread = lambda tensor: tensor[0].unflatten(0, (heads, group))  # noqa: E731
+        output = query.new_zeros(query.shape[2], heads, group, values.shape[3])
+        guessed = None if self.guess is None else spread(self.guess)
+        tokens = Tokens(layer, spread(query), keys[0], values[0], guessed, output, self.kernel)
+        for job in self.jobs:
+            move(job, output.device)
+            job.attend(tokens, self.counters)
+        self.forget(layer)
+        return output.flatten(1, 2)[None]
+
+    def forget(self, layer: Layer) -> None:
+        """Let go of the layer's caches that no session keeps."""
+        for job in self.jobs:
+            for state in (job.state,) if isinstance(job, Wave) else (branch.state for branch in getattr(job, "branches", ())):
+                if not state.lasting:
+                    state.caches.pop(layer.index, None)
+
+
+def move(job: Job, device: torch.device) -> None:
+    """Bring a job's index tensors to the device its layer lives on (models spread over several)."""
+    for holder in (job, *getattr(job, "branches", ())):
+        for name, value in vars(holder).items():
+            if isinstance(value, Tensor) and value.device != device:
+                setattr(holder, name, value.to(device))

@@ -1,0 +1,286 @@
+"""Packs documents and the cells that score them into a row: which tokens go where, and which jobs attend for them.
+
+Knows tokens, positions and policies' declarations; knows no tokenizer and runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from .memory import Block, Branch, Cell, Gulp, Job, State, Wave
+from .trie import Node, grow
+
+Item = TypeVar("Item")
+
+LEAST_SHARED = 8  # prompts share a beginning only where it saves this many tokens: below, equal shapes are worth more
+
+
+@dataclass(frozen=True)
+class Document:
+    """A prompt and the answers to score after it, in tokens. The prompt's last token waits: it opens every answer."""
+
+    prompt: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+    length: int | None = None  # tokens that the budget is a share of, where not the prompt's
+    held: int | None = None  # tokens that a session took in before, in place of the prompt's
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The prompt without the token that waits."""
+        return self.prompt[:-1]
+
+    @property
+    def basis(self) -> int:
+        """The tokens that the budget is a share of."""
+        return len(self.taken) if self.length is None else self.length
+
+    @property
+    def start(self) -> int:
+        """The position of the token that waits."""
+        return len(self.taken) if self.held is None else self.held
+
+    def tree(self) -> Node:
+        """The answers' inputs as a tree: the waiting token, then each answer but its last token."""
+        return grow([(self.prompt[-1], *answer[:-1]) for answer in self.answers]).children[0]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A document's answers to be scored under one cell."""
+
+    number: int  # the document's number in the tally
+    document: Document
+    cell: Cell
+    slots: Sequence[int]  # where each answer's score goes
+
+
+Branches = list[tuple[Branch, list[Asked]]]  # each branch with what is asked after each of its rows
+
+
+@dataclass
+class Readout:
+    """Which places of the row predict which tokens, and to whose score each prediction belongs."""
+
+    places: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+    def add(self, place: int, target: int, slot: int) -> None:
+        self.places.append(place)
+        self.targets.append(target)
+        self.slots.append(slot)
+
+
+@dataclass
+class _Leaf:
+    """A node of an answer tree whose tokens step through a wave after some cached sequence."""
+
+    state: State | None
+    row: int
+    node: Node
+    asked: Asked
+
+    def shape(self) -> tuple[bool, int]:
+        """Whether it starts from nothing, and a number that is equal for leaves of equal lengths before and in the node."""
+        return self.state is None, (self.asked.document.start + self.node.depth << 32) + len(self.node.tokens)
+
+
+class Packing:
+    """A row being packed."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.jobs: list[Job] = []
+        self.readout = Readout()
+
+    def place(self, tokens: Sequence[int], start: int) -> list[int]:
+        """Put tokens at positions `start`... into the row; return their places."""
+        places = list(range(len(self.tokens), len(self.tokens) + len(tokens)))
+        self.tokens += tokens
+        self.positions += range(start, start + len(tokens))
+        return places
+
+    # Prompts
+
+    def prompts(self, work: Sequence[Sequence[Asked]]) -> Branches:
+        """Take in each document's prompt once for all cells it is asked under; return the cells' branches."""
+        root = grow([asked[0].document.taken for asked in work], LEAST_SHARED)
+        groups: dict[tuple[object, ...], list[tuple[list[int], list[Sequence[Asked]]]]] = defaultdict(list)
+        paths: dict[int, list[int]] = {}
+        for node, above in _with_parents(root):
+            path = [*(paths[id(above)] if above else ()), *self.place(node.tokens, node.depth)]
+            paths[id(node)] = path
+            here = [work[i] for i in node.ends]
+            if node.tokens or here:
+                cells = tuple(tuple(id(one.cell) for one in asked) for asked in here)
+                groups[len(path), len(node.tokens), cells].append((path, here))
+        return [branch for (length, own, _), same in groups.items() for branch in self.block(same, int(length), int(own))]  # type: ignore[call-overload]
+
+    def block(self, same: Sequence[tuple[list[int], list[Sequence[Asked]]]], length: int, own: int) -> Branches:
+        """Take in prompts of equal shape side by side."""
+        index = torch.tensor([path for path, _ in same], dtype=torch.long).view(len(same), length)
+        branches: Branches = []
+        for turn, asked in enumerate(same[0][1]):  # documents with one and the same prompt are branches of one block
+            for place in range(len(asked)):
+                here = [work[turn][place] for _, work in same]
+                branches.append((_branch(here), here))
+        self.jobs.append(Block(index, own, [branch for branch, _ in branches]))
+        return branches
+
+    def streams(self, asked: Sequence[Asked]) -> Branches:
+        """Take in each document's prompt token by token under the policy of the one cell they are asked under."""
+        branches: Branches = []
+        order = sorted(asked, key=lambda one: -len(one.document.taken))
+        for group in _in_step(order, asked[0].cell, lambda one: (not one.document.taken, len(one.document.taken))):
+            branch = _branch(group)
+            if group[0].document.taken:
+                index = [self.place(one.document.taken, 0) for one in group]
+                lengths = [len(row) for row in index]
+                self.jobs.append(
+                    Wave(
+                        _right(index),
+                        lengths,
+                        branch.cell,
+                        branch.documents,
+                        granted=branch.lengths,
+                        state=branch.state,
+                    )
+                )
+            branches.append((branch, group))
+        return branches
+
+    # Answers
+
+    def answers(self, branches: Branches, *, stream: bool = False) -> None:
+        """Score what is asked after each branch's rows."""
+        stepping: dict[int, Branches] = defaultdict(list)
+        for branch, asked in branches:
+            policy = branch.cell.policy
+            if policy.passive or (policy.static and not stream):
+                self.gulps(branch, asked)
+            else:
+                stepping[id(branch.cell)].append((branch, asked))
+        for same in stepping.values():
+            self.waves(same, stream)
+
+    def gulps(self, branch: Branch, asked: Sequence[Asked]) -> None:
+        """Score answers all tokens at once, trees of equal size side by side."""
+        sizes: dict[int, list[tuple[int, Asked, Node]]] = defaultdict(list)
+        for row, one in enumerate(asked):
+            tree = one.document.tree()
+            sizes[sum(len(node.tokens) for node in tree.walk())].append((row, one, tree))
+        for size, members in sorted(sizes.items()):
+            index, depth = torch.zeros(2, len(members), size, dtype=torch.long).unbind()
+            above = torch.zeros(len(members), size, size, dtype=torch.bool)
+            paths = torch.zeros(len(members), size, dtype=torch.long)
+            for i, (_, one, tree) in enumerate(members):
+                self.tree(one, tree, index[i], depth[i], above[i], paths[i])
+            rows = torch.tensor([row for row, _, _ in members])
+            self.jobs.append(Gulp(index, depth, above, rows, branch, paths))
+
+    def tree(self, one: Asked, tree: Node, index: Tensor, depth: Tensor, above: Tensor, paths: Tensor) -> None:
+        """Place one answer tree and fill in its rows of a gulp."""
+        known: dict[int, list[int]] = {}
+        filled = 0
+        for node, parent in _with_parents(tree):
+            own = list(range(filled, filled + len(node.tokens)))
+            places = self.place(node.tokens, one.document.start + node.depth)
+            line = [*(known[id(parent)] if parent else ()), *own]
+            known[id(node)] = line
+            index[own] = torch.tensor(places)
+            depth[own] = torch.arange(node.depth, node.depth + len(own))
+            paths[own] = node.through
+            for i, slot in enumerate(own):
+                above[slot, line[: node.depth + i + 1]] = True
+            filled += len(own)
+            self.read(one, node, places)
+
+    def waves(self, branches: Branches, stream: bool) -> None:
+        """Score answers token by token, one wave for each level of their trees."""
+        cell = branches[0][0].cell
+        level = [
+            _Leaf(branch.state if one.document.start else None, row, one.document.tree(), one)
+            for branch, asked in branches
+            for row, one in enumerate(asked)
+        ]
+        while level:
+            level.sort(key=lambda leaf: -len(leaf.node.tokens))
+            level = [child for group in _in_step(level, cell, _Leaf.shape) for child in self.wave(group, cell, stream)]
+
+    def wave(self, leaves: Sequence[_Leaf], cell: Cell, stream: bool) -> list[_Leaf]:
+        """Place tree nodes that step together; return those that follow."""
+        places = [self.place(leaf.node.tokens, leaf.asked.document.start + leaf.node.depth) for leaf in leaves]
+        for leaf, own in zip(leaves, places, strict=True):
+            self.read(leaf.asked, leaf.node, own)
+        index = _right(places)
+        sources, order = _sources(leaves)
+        wave = Wave(
+            index,
+            [len(own) for own in places],
+            cell,
+            torch.tensor([leaf.asked.number for leaf in leaves]),
+            sources,
+            order,
+            granted=None if sources else [leaf.asked.document.basis for leaf in leaves],
+            completes=0 if stream else index.shape[1],
+            paths=torch.tensor([leaf.node.through for leaf in leaves])[:, None].expand_as(index),
+        )
+        self.jobs.append(wave)
+        return [_Leaf(wave.state, row, child, leaf.asked) for row, leaf in enumerate(leaves) for child in leaf.node.children]
+
+    def read(self, one: Asked, node: Node, places: Sequence[int]) -> None:
+        """Note what each answer through the node expects after each of its tokens."""
+        for answer in _answers(node):
+            for i, place in enumerate(places):
+                self.readout.add(place, one.document.answers[answer][node.depth + i], one.slots[answer])
+
+
+def _branch(asked: Sequence[Asked]) -> Branch:
+    lengths, numbers = [one.document.basis for one in asked], [one.number for one in asked]
+    return Branch(asked[0].cell, lengths, torch.tensor(numbers))
+
+
+def _in_step(items: Sequence[Item], cell: Cell, shape: Callable[[Item], tuple[bool, int]]) -> list[list[Item]]:
+    """Part items into those that step together: all that start from something, or only equals where the policy asks for it."""
+    groups: dict[object, list[Item]] = defaultdict(list)
+    for item in items:
+        nothing, length = shape(item)
+        groups[nothing, length if "same_length" in cell.policy.needs else None].append(item)
+    return list(groups.values())
+
+
+def _sources(leaves: Sequence[_Leaf]) -> tuple[list[tuple[State, Tensor]], Tensor | None]:
+    """Return which rows of which states the leaves go on from, state by state, and the order that makes them the leaves'."""
+    if leaves[0].state is None:
+        return [], None
+    groups: dict[int, tuple[State, list[int]]] = {}
+    for i, leaf in enumerate(leaves):
+        assert leaf.state is not None
+        groups.setdefault(id(leaf.state), (leaf.state, []))[1].append(i)
+    order = torch.tensor([i for _, members in groups.values() for i in members]).argsort()
+    return [(state, torch.tensor([leaves[i].row for i in members])) for state, members in groups.values()], order
+
+
+def _answers(node: Node) -> list[int]:
+    return [end for below in node.walk() for end in below.ends]
+
+
+def _with_parents(root: Node) -> Iterable[tuple[Node, Node | None]]:
+    """Every node with its parent, parents first."""
+    yield root, None
+    for node in root.walk():
+        for child in node.children:
+            yield child, node
+
+
+def _right(rows: Sequence[Sequence[int]]) -> Tensor:
+    """[B, T] rows of places, aligned to the right."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)

@@ -1,0 +1,43 @@
+"""Random eviction: the floor that every method must beat."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..policy import LayerCache, Natural, Policy, Presets, granted, top
+
+_MIX, _SPREAD, _PRIME = 0x9E3779B1, 0x85EBCA6B, 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Policy):
+    """Keep entries drawn at random, each head its own, when a prompt or message is whole.
+
+    The draw is a hash of seed, layer, head and position: it is the same at every batch size, and an entry that lost once stays
+    lost. Used as a baseline since Zhang et al. (H2O), arXiv 2306.14048.
+    """
+
+    seed: Natural = 0
+    every_step: bool = False  # evict at every decoded token, too
+
+    paper: ClassVar[str] = "https://arxiv.org/abs/2306.14048"
+    presets: ClassVar[Presets] = {"every-step": {"every_step": True}}
+
+    @property
+    def static(self) -> bool:
+        return not self.every_step
+
+    def evict(self, cache: LayerCache, query: Tensor) -> LayerCache:
+        if not (cache.complete or self.every_step):
+            return cache
+        return cache.keep(top(self.draw(cache), granted(cache)[:, None], cache.filled))
+
+    def draw(self, cache: LayerCache) -> Tensor:
+        """[B, H, S] a number for each entry, the same wherever its sequence is computed."""
+        heads = torch.arange(cache.positions.shape[1], device=cache.positions.device)[:, None]
+        place = (cache.positions + 1) * _MIX + (heads + 1) * _SPREAD + (cache.layer.index + 1) * (self.seed + 1) * 40503
+        for shift in (15, 13):
+            place = ((place ^ (place >> shift)) * _SPREAD) % _PRIME
+        return place.double()

@@ -1,0 +1,181 @@
+"""What a policy is: a budget and up to four answers about a cache; knows no model, no task and no single policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from .cache import NOTHING, LayerCache, Marks
+from .errors import UsageError
+
+Natural = Annotated[int, Field(ge=0)]  # the knobs' types: 0, 1, 2, ...
+Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
+Share = Annotated[float, Field(gt=0, le=1)]  # above 0, at most 1
+Presets = Mapping[str, Mapping[str, Any]]
+
+_ALLOWED = "a share (0.1 or 10%) or a whole number of tokens (256)"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of a sequence a policy may keep or read: a share of its tokens, or a number of them."""
+
+    share: Fraction | None = Fraction(1)
+    tokens: int | None = None
+
+    @classmethod
+    def of(cls, given: object) -> Budget:
+        """Read `given`: a Budget, 0.1, "0.1", "10%", 256 or "256". Raises UsageError when it is none of these."""
+        if isinstance(given, Budget):
+            return given
+        text = str(given).strip()
+        if text == "1":
+            raise UsageError("budget=1 could mean all or one token: write 100% for all, or 2 tokens or more")
+        if re.fullmatch(r"\d+", text) and int(text) > 1:
+            return cls(None, int(text))
+        match = re.fullmatch(r"(\d*\.?\d+(?:e-?\d+)?)(%?)", text, re.IGNORECASE)
+        share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(0)
+        if not 0 < share <= 1:
+            raise UsageError(f"budget={text} is not allowed: give {_ALLOWED}, above 0 and at most 100%")
+        return cls(share)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the budget asks for everything."""
+        return self.share == 1
+
+    def allowance(self, tokens: int, window: int | None = None) -> int:
+        """Return the entries granted of `tokens`: max(1, floor(share x tokens)), or the number asked for; of a window at most."""
+        most = tokens if window is None else min(tokens, window)
+        if self.share is not None:
+            return max(1, int(self.share * most))
+        assert self.tokens is not None
+        return self.tokens if window is None else min(self.tokens, window)
+
+    def __str__(self) -> str:
+        return str(self.tokens) if self.share is None else f"{float(self.share * 100):g}%"
+
+
+class Model(Protocol):
+    """What `prepare` may ask of the model: how it attends on a calibration text."""
+
+    def projections(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each attention layer's queries [1, H, G, T, D] and keys [1, H, T, D], rotated, on the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The full cache. A policy overrides only the questions it answers differently.
+
+    A policy is frozen: what it learns about a sequence lives in the cache, as marks and notes, so forks never share state. Inside
+    a layer the order is read, attend, observe, write, evict, so nothing leaks from the future. While a prompt is taken in block by
+    block only `observe` is asked; `write` and `evict` follow when it is whole, and at every decoded token.
+    """
+
+    budget: Budget = Budget()
+
+    paper: ClassVar[str] = ""
+    presets: ClassVar[Presets] = MappingProxyType({})  # deviations, by name: policy:preset
+    needs: ClassVar[frozenset[str]] = frozenset()  # guess · rope · prepare · whole_prompt · same_length
+    host: ClassVar[bool] = False  # entries live in host memory and are fetched when read
+
+    def prepare(self, model: Model) -> list[Mapping[str, Tensor]]:
+        """Learn about each layer of a model, once; a cache carries its layer's part as `cache.prepared`."""
+        return []
+
+    def read(self, cache: LayerCache, query: Tensor) -> Tensor | None:
+        """Return which held slots each query may read, [B, H, 1 or G, T, S]; None reads all. Asked before the new tokens are there."""
+        return None
+
+    def observe(self, cache: LayerCache, query: Tensor) -> LayerCache:
+        """Note what the new tokens' queries [B, H, G, T, D] say about entries; must not depend on the budget."""
+        return cache
+
+    def write(self, cache: LayerCache) -> LayerCache:
+        """Store new entries in another form, once they have attended."""
+        return cache
+
+    def evict(self, cache: LayerCache, query: Tensor) -> LayerCache:
+        """Forget (or merge) entries, last of all."""
+        return cache
+
+    def place(self, cache: LayerCache) -> Tensor | None:
+        """Return the positions [B, H, S] that held keys are to be rotated to for the next query, which sits at `seen`."""
+        return None
+
+    @property
+    def passive(self) -> bool:
+        """Whether nothing is ever asked of this policy."""
+        return not any(self.overrides(name) for name in ("read", "observe", "write", "evict", "place"))
+
+    @property
+    def static(self) -> bool:
+        """Whether decoded tokens change nothing that is held or read until a message is complete."""
+        return self.passive
+
+    def overrides(self, question: str) -> bool:
+        """Whether this policy answers `question` itself."""
+        return getattr(type(self), question) is not getattr(Policy, question)
+
+    def statistic(self) -> Policy:
+        """Return the policy less what `observe` does not depend on: cells that agree share one observation."""
+        return replace(self, budget=Budget())
+
+    def check(self, protocol: str) -> None:
+        """Raise UsageError when the policy cannot run under `protocol`."""
+        if protocol == "stream" and "whole_prompt" in self.needs:
+            raise UsageError(
+                f"{type(self).__name__} is defined on a whole prompt and cannot run under protocol=stream: use protocol=prompt"
+            )
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The policy's parameters but the budget, as they are set."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "budget"}
+
+
+# The words that masks are made of
+
+
+def top(scores: Tensor, count: Tensor | int, among: Tensor) -> Tensor:
+    """Return the `count` highest scores [..., S] among the mask `among`, as a mask; ties go to the earlier slot.
+
+    `count` is a number or a tensor that broadcasts to the scores' leading axes.
+    """
+    order = scores.masked_fill(~among, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+    ranks = torch.arange(scores.shape[-1], device=scores.device)
+    best = ranks < (count[..., None] if isinstance(count, Tensor) else count)
+    return torch.zeros_like(among).scatter(-1, order, best.expand_as(order)) & among
+
+
+def first(cache: LayerCache, count: Tensor | int) -> Tensor:
+    """[B, H, S] the entries of the sequence's first `count` tokens (a number, or one for each sequence)."""
+    return cache.filled & (cache.positions < _each(count))
+
+
+def last(cache: LayerCache, count: Tensor | int) -> Tensor:
+    """[B, H, S] the entries of the sequence's newest `count` tokens (a number, or one for each sequence)."""
+    return cache.filled & (cache.positions >= cache.seen[:, None, None] - _each(count))
+
+
+def granted(cache: LayerCache) -> Tensor:
+    """[B] the entries the budget grants each head; all of them under a full budget."""
+    return cache.tokens if cache.allowance is None else cache.allowance
+
+
+def _each(count: Tensor | int) -> Tensor | int:
+    return count[:, None, None] if isinstance(count, Tensor) else count
+
+
+__all__ = [
+    "NOTHING", "Budget", "LayerCache", "Marks", "Model", "Natural", "Policy", "Positive", "Presets", "Share", "first", "granted",
+    "last", "top",
+]  # fmt: skip

@@ -1,0 +1,368 @@
+"""Runs policies on a model: documents scored under many cells in packed rows, and sessions that go on.
+
+Knows tokens; knows no text and no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from . import attention, kernels
+from .attention import PreTrainedModel
+from .cache import LayerCache
+from .counters import Counters, Tally
+from .errors import UsageError
+from .memory import Block, Branch, Cell, Row, State, Wave
+from .packing import Asked, Branches, Document, Packing
+from .policy import Budget, Policy
+
+PROTOCOLS = ("prompt", "stream")
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely an answer is: its summed log-probability, and whether greedy decoding would say it."""
+
+    logprob: float
+    greedy: bool
+
+
+@dataclass
+class CellScores:
+    """One cell's scores, document by document, and its tally."""
+
+    policy: Policy
+    scores: list[list[Score]]
+    tally: Tensor  # [counters.WHAT, documents]
+
+
+@dataclass
+class Engine:
+    """A model ready to run policies. `row_tokens` are packed into a forward pass; longer prompts arrive in blocks of `block_tokens`."""
+
+    model: PreTrainedModel
+    attn: str = "sdpa"
+    row_tokens: int = 1024
+    block_tokens: int = 4096
+    calibration: Callable[[], Sequence[int]] | None = None  # tokens of the text that policies prepare on
+    counters: Counters = field(default_factory=Counters)
+    _prepared: dict[Policy, Sequence[Mapping[str, Tensor]]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.kernel = kernels.known(self.attn, self.device)
+        attention.attach(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device  # type: ignore[union-attr, return-value]
+
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding windows that some layers may have."""
+        window = getattr(self.model.config, "sliding_window", None)
+        return () if window is None else (window,)
+
+    def cell(self, policy: Policy, tally: Tally | None = None) -> Cell:
+        """Set a policy to work on this model: prepare it where it asks for that."""
+        if "rope" in policy.needs and not attention.ropes(self.model):
+            raise UsageError(
+                f"{type(policy).__name__} rotates keys to new positions and {self.model.config.model_type} models do not rotate them: "
+                "use its preset 'original'"
+            )
+        if not policy.overrides("prepare"):
+            return Cell(policy, (), tally)
+        key = policy.statistic()
+        if key not in self._prepared:
+            self._prepared[key] = policy.prepare(self)
+        return Cell(policy, self._prepared[key], tally)
+
+    # Scoring
+
+    def score(
+        self,
+        documents: Sequence[Document],
+        policies: Sequence[Policy],
+        protocol: str = "prompt",
+        progress: Progress | None = None,
+    ) -> list[CellScores]:
+        """Score every document's answers under every policy; prompts are taken in once for all policies that allow it."""
+        for policy in policies:
+            policy.check(protocol)
+        cells = [self.cell(policy, Tally(len(documents), self.device)) for policy in policies]
+        scoring = _Scoring(self, documents, cells, protocol)
+        for batch in scoring.rows():
+            scoring.run(batch)
+            if progress:
+                progress(len(batch))
+        return scoring.results()
+
+    def open(self, policy: Policy, protocol: str = "prompt") -> Session:
+        """Start a sequence under a policy."""
+        policy.check(protocol)
+        return Session(self, self.cell(policy), protocol)
+
+    def run(self, packing: Packing, cells: Iterable[Cell]) -> Tensor:
+        """Run a packed row; return the logits [W, V] at its readout's places, each place once, in order."""
+        guessing = any("guess" in cell.policy.needs for cell in cells)
+        row = Row(packing.jobs, self.counters, self.kernel, guessing)
+        self.counters.count("computed", len(packing.tokens))
+        with self.counters.phase("forward"):
+            return attention.run(
+                self.model,
+                row,
+                packing.tokens,
+                packing.positions,
+                sorted(set(packing.readout.places)) or [len(packing.tokens) - 1],
+            )
+
+    def take_in(
+        self, tokens: Sequence[int], start: int, branches: list[Branch], before: State | None, complete: bool = True
+    ) -> None:
+        """Take in a prompt or message whole, in blocks where it is long; the branches' policies act at its end."""
+        for first, last in self.blocks(len(tokens), branches):
+            packing = Packing()
+            index = torch.tensor([packing.place(tokens[first:last], start + first)])
+            ends = complete and last == len(tokens)
+            packing.jobs.append(Block(index, last - first, branches, before, ends))
+            self.run(packing, [])
+            before = branches[0].state
+
+    def blocks(self, count: int, branches: Sequence[Branch]) -> list[tuple[int, int]]:
+        """Cut a prompt into blocks; the last is the longest, so that it holds every policy's observation window."""
+        if attention.follows_length(self.model.config):
+            return [(0, count)]
+        size = max(self.block_tokens, *(getattr(branch.cell.policy, "window", 1) for branch in branches))
+        starts = list(range(0, max(count - size, 0) + 1, size)) if count >= size else [0]
+        return list(zip(starts, [*starts[1:], count], strict=True))
+
+
+@dataclass
+class _Scoring:
+    """Documents on their way through packed rows."""
+
+    engine: Engine
+    documents: Sequence[Document]
+    cells: Sequence[Cell]
+    protocol: str
+
+    def __post_init__(self) -> None:
+        self.work: list[list[Asked]] = []
+        self.where: list[list[Asked]] = []  # for every document and cell, under which equal cell it is scored
+        slots = 0
+        for number, document in enumerate(self.documents):
+            equals: dict[object, Asked] = {}
+            self.where.append([])
+            for cell in self.cells:
+                key = self.identity(cell.policy, document)
+                if key not in equals:
+                    equals[key] = Asked(number, document, cell, range(slots, slots + len(document.answers)))
+                    slots += len(document.answers)
+                self.where[-1].append(equals[key])
+            self.work.append(list(equals.values()))
+        self.logprobs = torch.zeros(slots, dtype=torch.float64, device=self.engine.device)
+        self.misses = torch.zeros(slots, dtype=torch.long, device=self.engine.device)
+
+    def identity(self, policy: Policy, document: Document) -> object:
+        """What must agree for two cells to compute the same: everything but the budget, and what the budget grants."""
+        budget, windows = policy.budget, (None, *self.engine.windows)
+        grants = None if budget.whole else tuple(budget.allowance(document.basis, window) for window in windows)
+        return (replace(policy, budget=Budget()), grants)
+
+    def streams(self, policy: Policy) -> bool:
+        return self.protocol == "stream" and not policy.passive
+
+    def size(self, asked: Sequence[Asked]) -> int:
+        """The tokens a document adds to a row."""
+        tree = sum(len(node.tokens) for node in asked[0].document.tree().walk())
+        prompt = len(asked[0].document.taken)
+        streamed = sum(self.streams(one.cell.policy) for one in asked)
+        return len(asked) * tree + (streamed + (streamed < len(asked))) * prompt
+
+    def rows(self) -> list[list[list[Asked]]]:
+        """Part the documents into rows: those that share a beginning together, long ones first."""
+        config = self.engine.model.config
+        longest = lambda asked: len(asked[0].document.prompt) + max(map(len, asked[0].document.answers)) - 1  # noqa: E731
+        batches: list[list[list[Asked]]] = []
+        room, last = 0, None
+        for family in sorted(_families(self.work), key=lambda family: -max(map(longest, family))):
+            for asked in family:
+                regime, size = attention.regime(config, longest(asked)), self.size(asked)
+                if not batches or size > room or regime != last:
+                    batches.append([])
+                    room, last = self.engine.row_tokens, regime
+                batches[-1].append(asked)
+                room -= size
+        return batches
+
+    def run(self, batch: Sequence[list[Asked]]) -> None:
+        """Score one row's documents."""
+        packing, whole = Packing(), []
+        streamed: dict[int, list[Asked]] = {}
+        branches: Branches = []
+        for asked in batch:
+            inside = [one for one in asked if not self.streams(one.cell.policy)]
+            for one in asked:
+                if self.streams(one.cell.policy):
+                    streamed.setdefault(id(one.cell), []).append(one)
+            if len(asked[0].document.taken) > self.engine.block_tokens and inside:
+                branches += self.taken_before(inside)
+            elif inside:
+                whole.append(inside)
+        branches += packing.prompts(whole) if whole else []
+        packing.answers(branches)
+        for same in streamed.values():
+            packing.answers(packing.streams(same), stream=True)
+        self.settle(packing, self.engine.run(packing, [one.cell for asked in batch for one in asked]))
+
+    def taken_before(self, asked: Sequence[Asked]) -> Branches:
+        """Take in a long prompt in blocks, in rows of its own."""
+        branches = [Branch(one.cell, [one.document.basis], torch.tensor([one.number]), State(lasting=True)) for one in asked]
+        self.engine.take_in(asked[0].document.taken, 0, branches, None)
+        return [(branch, [one]) for branch, one in zip(branches, asked, strict=True)]
+
+    def settle(self, packing: Packing, logits: Tensor) -> None:
+        """Add up what the row's logits [W, V] say of each answer."""
+        readout, device = packing.readout, self.logprobs.device
+        with self.engine.counters.phase("readout"):
+            index = {place: i for i, place in enumerate(sorted(set(readout.places)))}
+            at = torch.tensor([index[place] for place in readout.places], device=device)
+            targets, slots = torch.tensor(readout.targets, device=device), torch.tensor(readout.slots, device=device)
+            logprobs, best = likelihoods(logits.to(device), at, targets)
+            self.logprobs.index_add_(0, slots, logprobs.double())
+            self.misses.index_add_(0, slots, (best != targets).long())
+
+    def results(self) -> list[CellScores]:
+        """Return every cell's scores, in the documents' order."""
+        logprobs, misses = self.logprobs.tolist(), self.misses.tolist()
+        tallies = {id(cell): cell.tally.sums for cell in self.cells if cell.tally}
+        results = []
+        for number, cell in enumerate(self.cells):
+            where = [row[number] for row in self.where]
+            scores = [[Score(logprobs[slot], not misses[slot]) for slot in asked.slots] for asked in where]
+            columns = [tallies[id(asked.cell)][:, document] for document, asked in enumerate(where) if id(asked.cell) in tallies]
+            results.append(CellScores(cell.policy, scores, torch.stack(columns, 1) if columns else torch.zeros(0, 0)))
+        return results
+
+
+def _families(work: Sequence[list[Asked]]) -> list[list[list[Asked]]]:
+    """Put documents whose prompts begin alike next to each other."""
+    ordered = sorted(work, key=lambda asked: asked[0].document.prompt)
+    families: list[list[list[Asked]]] = []
+    for asked in ordered:
+        begins = asked[0].document.prompt[:8]
+        if families and len(begins) == 8 and families[-1][-1][0].document.prompt[:8] == begins:
+            families[-1].append(asked)
+        else:
+            families.append([asked])
+    return families
+
+
+def likelihoods(logits: Tensor, at: Tensor, targets: Tensor, chunk: int = 256) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of `targets` [R] at rows `at` [R] of `logits` [W, V], and each target row's likeliest token.
+
+    In fp32 (fp64 for fp64 models) by log_softmax, as lm-eval does it, so that rounding agrees with its own models.
+    """
+    logprobs, best = [], []
+    for start in range(0, len(at), chunk):
+        rows = logits[at[start : start + chunk]]
+        exact = rows if rows.dtype == torch.float64 else rows.float()
+        logprobs.append(exact.log_softmax(-1).gather(1, targets[start : start + chunk, None])[:, 0])
+        best.append(exact.argmax(-1))
+    return torch.cat(logprobs), torch.cat(best)
+
+
+@dataclass
+class Session:
+    """A sequence that goes on under one policy. Its newest token always waits: it is the first to be answered from what is held.
+
+    Taken in with the rest it would attend to the whole prompt, and a one-token answer would never meet the policy.
+    """
+
+    engine: Engine
+    cell: Cell
+    protocol: str = "prompt"
+    state: State = field(default_factory=lambda: State(lasting=True))
+    waiting: tuple[int, ...] = ()
+    seen: int = 0
+
+    @property
+    def caches(self) -> list[LayerCache]:
+        """What each layer holds, the waiting token not among it."""
+        return [self.state.caches[layer] for layer in sorted(self.state.caches)]
+
+    def fork(self) -> Session:
+        """Return a session that goes on from here and leaves this one as it is."""
+        return replace(self, state=State(dict(self.state.caches), lasting=True))
+
+    def feed(self, tokens: Sequence[int], *, decoded: bool = False) -> None:
+        """Take in a prompt or a message, or a reply as if it had been `decoded`; the policy acts at its end, the newest token waits."""
+        *ready, newest = (*self.waiting, *tokens)
+        if ready:
+            streamed = (decoded or self.protocol == "stream") and not self.cell.policy.passive
+            if streamed:
+                self.step(
+                    ready,
+                    granted=[self.seen + len(ready)],
+                    completes=0 if self.protocol == "stream" else len(ready) - 1,
+                )
+            else:
+                branch = Branch(self.cell, [self.seen + len(ready)], torch.zeros(1, dtype=torch.long), self.state)
+                self.engine.take_in(ready, self.seen, [branch], self.state if self.state.caches else None)
+            self.seen += len(ready)
+        self.waiting = (newest,)
+
+    def step(self, tokens: Sequence[int], granted: Sequence[int] | None, completes: int) -> Tensor:
+        """Take in tokens one by one under the policy; return the logits [1, V] after the last."""
+        packing = Packing()
+        index = torch.tensor([packing.place(tokens, self.seen)])
+        sources = [(State(dict(self.state.caches)), torch.zeros(1, dtype=torch.long))] if self.state.caches else []
+        documents = torch.zeros(1, dtype=torch.long)
+        wave = Wave(index, [len(tokens)], self.cell, documents, sources, granted=granted, completes=completes, state=self.state)
+        packing.jobs.append(wave)
+        return self.engine.run(packing, [self.cell])
+
+    def score(self, answers: Sequence[Sequence[int]]) -> list[Score]:
+        """Return how likely each of `answers` is to come next; the session stays as it was."""
+        scored = self.ask(answers)
+        return scored.results()[0].scores[0]
+
+    def ask(self, answers: Sequence[Sequence[int]]) -> _Scoring:
+        """Score `answers` in one row after what is held."""
+        document = Document(self.waiting, tuple(tuple(answer) for answer in answers), self.seen, self.seen)
+        scoring = _Scoring(self.engine, [document], [self.cell], self.protocol)
+        packing, asked = Packing(), scoring.work[0]
+        if self.state.caches:
+            packing.answers(
+                [(Branch(self.cell, None, torch.zeros(1, dtype=torch.long), self.state), asked)],
+                stream=self.protocol == "stream",
+            )
+        else:
+            packing.answers(packing.prompts([asked]), stream=self.protocol == "stream")
+        scoring.settle(packing, self.engine.run(packing, [self.cell]))
+        return scoring
+
+    def generate(self, limit: int, stop: Callable[[list[int]], bool], choose: Callable[[Tensor], int] | None = None) -> list[int]:
+        """Say up to `limit` tokens, until `stop` of what was said; the last one said waits.
+
+        `choose` picks a token from logits [V]; greedy decoding unless given.
+        """
+        said: list[int] = []
+        while len(said) < limit:
+            logits = self.step(
+                self.waiting,
+                None if self.protocol == "prompt" else [self.seen + 1],
+                0 if self.protocol == "stream" else 1,
+            )
+            self.seen += 1
+            token = int(logits[-1].argmax()) if choose is None else choose(logits[-1])
+            self.waiting = (token,)
+            said.append(token)
+            if stop(said):
+                break
+        return said
