@@ -6,6 +6,7 @@ it in every layer. No mask is built and nothing is patched. Whatever a model ask
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def attend(
         )
     if memory.rehearsing:
         raise _Rehearsed(query)
-    heads = key.shape[1]
+    heads, turning = key.shape[1], memory.ropes()
     layer = Layer(
         index=module.layer_idx,  # type: ignore[arg-type]
         depth=memory.depth,
@@ -65,7 +66,7 @@ def attend(
         softcap=softcap,
         sinks=None if s_aux is None else s_aux.view(heads, -1),
         window=sliding_window,
-        rope=memory.ropes.get(getattr(module, "layer_type", None), memory.ropes.get(None)),
+        rope=turning.get(getattr(module, "layer_type", None), turning.get(None)),
     )
     return memory.attend(layer, query, key, value), None
 
@@ -90,7 +91,8 @@ def attach(model: PreTrainedModel) -> None:
     check(model.config)
     model.set_attn_implementation(NAME)
     for module in layers(model):
-        module.register_forward_pre_hook(_rehearse, with_kwargs=True)
+        if _rehearse not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_rehearse, with_kwargs=True)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
@@ -156,10 +158,11 @@ def run(model: PreTrainedModel, row: Row, tokens: list[int], positions: list[int
     """Run the model over a packed row and return the logits [W, V] at the row's places `wanted`."""
     device = model.get_input_embeddings().weight.device
     for module in model.modules():  # a dynamic rotation must follow this row's length, not the longest one so far
-        if getattr(module, "rope_type", None) == "dynamic":
-            module.max_seq_len_cached = 0  # type: ignore[assignment]
+        if "dynamic" in str(getattr(module, "rope_type", "")):
+            for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+                setattr(module, name, 0)
     as_row = lambda numbers: torch.tensor([numbers], device=device)  # noqa: E731
-    row.ropes, row.depth = ropes(model), model.config.num_hidden_layers
+    row.ropes, row.depth = cache(lambda: ropes(model)), model.config.num_hidden_layers
     keep = torch.tensor(wanted, dtype=torch.long, device=device)
     output = model(as_row(tokens), position_ids=as_row(positions), use_cache=False, memory=row, logits_to_keep=keep)
     return output.logits[0]

@@ -66,6 +66,68 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
     raise typer.Exit(report(as_json=as_json))
 
 
+@app.command()
+def policies(name: Annotated[str | None, typer.Argument(help="One policy, to see all of it.")] = None) -> None:
+    """List the policies with their papers, knobs, presets and what they need."""
+    from evalkit.listing import described, listed
+
+    print(described(name) if name else listed())
+
+
+@app.command()
+def check(policy: Annotated[str, typer.Argument(help="A policy's name, FILE.py or FILE.py:CLASS.")]) -> None:
+    """Run the contract every policy must keep on a tiny model, and say what was found; exit code 1 if it is broken."""
+    from evalkit.contract import check as findings
+
+    found = findings(policy)
+    for finding in found:
+        print(f"{'ok    ' if finding.passed else 'BROKEN'} {finding.name}{': ' + finding.detail if finding.detail else ''}")
+    raise typer.Exit(0 if all(finding.passed for finding in found) else 1)
+
+
+@app.command()
+def table(
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval or of the mini suite, with commas.")],
+    policy: Annotated[str, typer.Option(help="Policies, with commas.")] = "full,h2o",
+    budget: Annotated[str, typer.Option(help="Budgets, with commas: shares (0.1, 10%) or tokens (256).")] = "0.1,0.2,0.5",
+    protocol: Annotated[str, typer.Option(help="prompt or stream.")] = "prompt",
+    limit: Annotated[int | None, typer.Option(help="Only the first so many documents of each task.", min=1)] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Examples in front of each prompt.", min=0)] = None,
+    model_args: Annotated[str, typer.Option(help="What lm-eval's hf model takes, as name=value,...")] = "",
+    data: Annotated[Path | None, typer.Option(help="A folder with DATA/<task>/<split>.jsonl files.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for table.md and table.json.")] = None,
+) -> None:
+    """Print accuracy against budget, every cell from one pass over the prompts."""
+    from evalkit.table import Asked, make, markdown, save
+
+    if protocol not in ("prompt", "stream"):
+        raise UsageError(f"--protocol {protocol} is not allowed: give prompt or stream")
+    asked = Asked(tasks.split(","), policy.split(","), budget.split(","), protocol, limit, num_fewshot, model_args, data)
+    rows, provenance = make(asked)
+    print(markdown(rows))
+    if out:
+        save(out, rows, provenance)
+
+
+@app.command()
+def demo(limit: Annotated[int, typer.Option(help="Items of each task.", min=1)] = 24) -> None:
+    """Print an accuracy-against-budget table of the mini suite on the default model."""
+    table("mini", "full,h2o,infinigen,streaming_llm,random", "0.1,0.3,0.5", limit=limit)
+
+
+@app.command()
+def bench(
+    data: Annotated[Path | None, typer.Option(help="A folder with DATA/<task>/<split>.jsonl files; else the mini suite.")] = None,
+    limit: Annotated[int, typer.Option(help="Documents of each task.", min=1)] = 40,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each side, in turn.", min=1)] = 3,
+    tasks: Annotated[str | None, typer.Option(help="Tasks, with commas; else all six.")] = None,
+) -> None:
+    """Time kv models beside lm-eval's hf on the same documents, each side at its best batch size."""
+    from evalkit.bench import run
+
+    run(data, limit, repeats, tasks.split(",") if tasks else None)
+
+
 @models.command("get")
 def get_model(name: Annotated[str, typer.Argument(help="A name that 'evalkit models list' shows.")]) -> None:
     """Fetch a model once into the cache; its folder is the last line printed."""
@@ -89,10 +151,20 @@ def use_tasks(
     out: Annotated[Path, typer.Option(help="Where to write the task files.")],
 ) -> None:
     """Point lm-eval's own tasks at rows on disk: write a file for each, and the line that runs them."""
-    from evalkit.data import use
+    from evalkit.data import passed_over, use
 
     written = use(data, out)
     for file in written:
         print(file)
+    for file in passed_over(data):
+        print(f"not read, no split of a task bears this name: {file}", file=sys.stderr)
     names = ",".join(file.stem for file in written)
     print(f"lm_eval --model kv_h2o --model_args budget=0.1 --include_path {out} --tasks {names}")
+
+
+@tasks.command("mini")
+def mini_tasks() -> None:
+    """Print the folder of the mini suite, for lm_eval's --include_path."""
+    from evalkit.rooms import room
+
+    print(room("tasks") / "mini")

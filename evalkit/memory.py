@@ -7,7 +7,7 @@ sequence, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -152,8 +152,9 @@ class Block:
         held = LayerCache.empty(layer, keys, len(self.index)) if self.before is None else self.before.caches[layer.index]
         cache = held.append(keys, values, complete=self.complete)
         own = self.index[:, self.index.shape[1] - self.own :]
-        with counters.phase("attention"):
-            tokens.put(own, self.attention(cache, tokens.queries(own), tokens.kernel))
+        if self.own:  # a prompt of one token takes in nothing: its only token waits
+            with counters.phase("attention"):
+                tokens.put(own, self.attention(cache, tokens.queries(own), tokens.kernel))
         with counters.phase("policy"):
             self.act(cache, tokens)
 
@@ -246,7 +247,7 @@ class Wave:
     lengths: Sequence[int]  # [B] tokens of each sequence, longest first
     cell: Cell
     documents: Tensor  # [B] their numbers in the tally
-    sources: Sequence[tuple[State, Tensor]] = ()  # what the sequences held before, B rows in all; empty: nothing
+    sources: Sequence[tuple[State, Tensor | None]] = ()  # what the sequences held before (None: all rows), B in all; empty: nothing
     order: Tensor | None = None  # [B] where each sequence is among the sources' rows
     granted: Sequence[int] | None = None  # [B] tokens that the budget is a share of; None: as granted before
     completes: int = 0  # the step from which every token completes a prompt or message; T for none
@@ -280,7 +281,8 @@ class Wave:
         layer = tokens.layer
         if not self.sources:
             return self.cell.entitled(LayerCache.empty(layer, tokens.keys[None], len(self.lengths)), self.granted)
-        cache = LayerCache.stack([state.caches[layer.index].rows(rows) for state, rows in self.sources])
+        held = [(state.caches[layer.index], rows) for state, rows in self.sources]
+        cache = LayerCache.stack([cache if rows is None else cache.rows(rows) for cache, rows in held])
         return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.granted)
 
     def step(self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int) -> tuple[LayerCache, Tensor]:
@@ -327,7 +329,7 @@ class Row:
     guess: Tensor | None = None  # the guess for the layer at hand, [1, H x G, N, D]
     previous: Tensor | None = None  # what the layer before was given
     rehearsing: bool = False  # whether a layer runs for its guess only
-    ropes: Mapping[str | None, Tensor] = field(default_factory=dict)  # inverse frequencies by layer type
+    ropes: Callable[[], Mapping[str | None, Tensor]] = dict  # inverse frequencies by layer type, once the model has set them for the row
     depth: int = 1  # attention layers in the model
 
     def attend(self, layer: Layer, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .memory import Block, Branch, Cell, Gulp, Job, State, Wave
+from .simulation import Simulated
 from .trie import Node, grow
 
 Item = TypeVar("Item")
@@ -58,6 +59,11 @@ class Asked:
     document: Document
     cell: Cell
     slots: Sequence[int]  # where each answer's score goes
+
+    def only(self, chosen: Sequence[int]) -> Asked:
+        """Ask for the answers numbered `chosen` alone."""
+        answers = tuple(self.document.answers[i] for i in chosen)
+        return replace(self, document=replace(self.document, answers=answers), slots=[self.slots[i] for i in chosen])
 
 
 Branches = list[tuple[Branch, list[Asked]]]  # each branch with what is asked after each of its rows
@@ -155,6 +161,18 @@ class Packing:
                 )
             branches.append((branch, group))
         return branches
+
+    def simulated(self, asked: Sequence[Asked]) -> None:
+        """Score each answer in one pass over its prompt and itself, under policies that simulate it so."""
+        for one in asked:
+            for answer, slot in zip(one.document.answers, one.slots, strict=True):
+                whole, first = (*one.document.prompt, *answer), len(one.document.prompt) - 1
+                places = self.place(whole, 0)
+                for place, target in zip(places[first:], answer, strict=False):
+                    self.readout.add(place, target, slot)
+                scored = torch.zeros(1, len(whole), dtype=torch.bool)
+                scored[:, first:-1] = True
+                self.jobs.append(Simulated(torch.tensor([places]), one.cell, torch.tensor([one.number]), [len(whole)], scored))
 
     # Answers
 
@@ -256,7 +274,7 @@ def _in_step(items: Sequence[Item], cell: Cell, shape: Callable[[Item], tuple[bo
     return list(groups.values())
 
 
-def _sources(leaves: Sequence[_Leaf]) -> tuple[list[tuple[State, Tensor]], Tensor | None]:
+def _sources(leaves: Sequence[_Leaf]) -> tuple[list[tuple[State, Tensor | None]], Tensor | None]:
     """Return which rows of which states the leaves go on from, state by state, and the order that makes them the leaves'."""
     if leaves[0].state is None:
         return [], None

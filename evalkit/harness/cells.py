@@ -1,0 +1,124 @@
+"""Scores lm-eval's tasks under many cells in one pass over the prompts; lm-eval then computes each cell's metrics; knows no policy."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import simple_parse_args_string
+
+from ..counters import Counters
+from ..errors import UsageError, nearest
+from ..ledger import Record, refuse_idle
+from ..policy import Policy
+from ..requests import Request, admitted, gathered
+from .model import PolicyLM, progress
+
+Answer = tuple[float, bool]
+
+
+class Recorded(LM):
+    """Answers requests from a list, in order; without one it keeps the requests."""
+
+    def __init__(self, answers: Sequence[Answer] | None = None) -> None:
+        super().__init__()
+        self.answers, self.requests = answers, list[Instance]()
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
+        self.requests = requests
+        return [(0.0, False)] * len(requests) if self.answers is None else list(self.answers)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        raise UsageError(f"task {requests[0].task_name} scores whole texts: run it by `lm_eval`; tables hold multiple-choice tasks")
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        raise UsageError(f"task {requests[0].task_name} generates text: run it by `lm_eval`; tables hold multiple-choice tasks")
+
+
+@dataclass
+class CellResult:
+    """One cell's lm-eval results and what each task cost under it."""
+
+    results: dict[str, Any]
+    records: dict[str, Record] = field(default_factory=dict)
+
+
+@dataclass
+class Tasks:
+    """Tasks of lm-eval, loaded once."""
+
+    names: list[str]
+    include: Sequence[str]
+    limit: int | None = None
+    fewshot: int | None = None
+
+    def __post_init__(self) -> None:
+        self.manager = TaskManager(include_path=[str(path) for path in self.include])
+        for name in self.names:
+            if name not in self.manager.all_tasks:
+                raise UsageError(f"task {name} is not known{nearest(name, self.manager.all_tasks)}: see `lm_eval ls tasks`")
+        with quiet("lm_eval"):
+            self.tasks = list(self.manager.load(self.names)["tasks"].values())
+
+    def evaluate(self, model: LM) -> dict[str, Any]:
+        """Let lm-eval put the tasks' requests to `model` and compute their metrics."""
+        with quiet("lm_eval"):
+            return simple_evaluate(
+                model, tasks=self.tasks, task_manager=self.manager, limit=self.limit, num_fewshot=self.fewshot, bootstrap_iters=0
+            )
+
+
+def across(lm: PolicyLM, cells: Mapping[str, Policy], tasks: Tasks, protocol: str = "prompt") -> dict[str, CellResult]:
+    """Score the tasks' requests under every cell, each prompt taken in once; return each cell's results as lm-eval makes them."""
+    collector = Recorded()
+    tasks.evaluate(collector)
+    answers = {name: [(float("-inf"), False)] * len(collector.requests) for name in cells}
+    results = {name: CellResult({}) for name in cells}
+    grouped: dict[str, list[Request]] = defaultdict(list)
+    for number, request in enumerate(collector.requests):
+        grouped[str(request.task_name)].append(lm.encoded(number, request))
+    with progress(False) as bar:
+        for task, requests in grouped.items():
+            left = Record()
+            documents, where = gathered(admitted(requests, lm.max_length, lm.settings.overlength, left))
+            bar_id = bar.add_task(f"{task} x {len(cells)} cells", total=len(documents))
+            lm.engine.counters = Counters()
+            scored = lm.engine.score(
+                documents, list(cells.values()), protocol, lambda done, bar_id=bar_id: bar.advance(bar_id, done)
+            )
+            for (name, policy), cell in zip(cells.items(), scored, strict=True):
+                refuse_idle(policy, documents, cell.tally)
+                record = results[name].records.setdefault(task, Record(truncated=left.truncated, skipped=left.skipped))
+                record.add(documents, cell.tally)
+                for number, (document, place) in where.items():
+                    score = cell.scores[document][place]
+                    answers[name][number] = (score.logprob, score.greedy)
+    for name, result in results.items():
+        result.results = tasks.evaluate(Recorded(answers[name]))
+    return results
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """Read `name=value,...` as lm-eval does."""
+    parsed: dict[str, Any] = simple_parse_args_string(text)
+    return parsed
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Hold back a library's warnings while inside."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

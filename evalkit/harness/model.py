@@ -1,0 +1,233 @@
+"""Every policy behind lm-eval's model API; knows no single policy.
+
+lm-eval asks for log-likelihoods of answers after contexts. Here each distinct context is taken in once, the policy acts, and the
+answers are scored from what is left. `kv` takes `policy=NAME`, `kv_<name>` is the same for one policy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .. import settings
+from ..counters import Counters, peak_memory
+from ..errors import UsageError
+from ..ledger import Record, refuse_idle
+from ..model import digest
+from ..packing import Document
+from ..policies import names
+from ..requests import Request, admitted, check_start, gathered
+from ..rooms import room
+from ..sampling import sampler
+from ..session import Engine, Score
+
+Pair = tuple[tuple[str, str] | None, list[int], list[int]]
+
+
+class PolicyLM(HFLM):
+    """lm-eval's `hf` model with a KV-cache policy: takes every argument of `hf`, evalkit's settings and the policy's knobs.
+
+    `batch_size` above 1 bounds how many documents share a packed row; no result depends on it.
+    """
+
+    POLICY: str | None = None
+
+    def __init__(self, pretrained: Any = None, *, policy: str | None = None, batch_size: Any = 1, **given: Any) -> None:
+        name = self.POLICY or policy
+        if name is None or (self.POLICY and policy and policy.split(":")[0] != self.POLICY):
+            raise UsageError(f"give --model kv with policy=NAME, or --model kv_NAME without: NAME is one of {', '.join(names())}")
+        name = policy or name
+        preset = given.pop("preset", None)
+        self.policy_name = f"{name}:{preset}" if preset else name
+        taken = inspect.signature(HFLM.__init__).parameters.keys() - {"self", "kwargs", "backend", "logits_cache"}
+        self.settings, self.policy, passed = settings.part(self.policy_name, given, taken)
+        self.load(pretrained, passed)
+        self.batch_documents = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else None
+        self.engine = Engine(
+            self._base(), self.settings.attn, self.settings.row_tokens, self.settings.block_tokens, self.batch_documents,
+            calibration=lambda: self.tok_encode((room("tasks") / "calibration.txt").read_text(encoding="utf-8")),
+        )  # fmt: skip
+        self.explicit_bos = "add_bos_token" in passed
+        self.records: dict[str, Record] = {}
+
+    def load(self, pretrained: Any, passed: dict[str, Any]) -> None:
+        """Let lm-eval load the model; say in one line why it cannot."""
+        where = (
+            settings.located(pretrained, passed)
+            if pretrained is None or isinstance(pretrained, str)
+            else {"pretrained": pretrained}
+        )
+        passed = {"device": "cuda" if torch.cuda.is_available() else "cpu", **passed, **where, "batch_size": 1, "backend": "causal"}
+        try:
+            super().__init__(**passed)
+        except UsageError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UsageError(
+                f"pretrained={where['pretrained']} cannot be loaded ({type(error).__name__}: {reason}): give a model folder, a GGUF file, "
+                "a hub name that can be reached, or nothing for the default model"
+            ) from error
+
+    def _base(self) -> Any:
+        """The transformers model under any adapter."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    # What lm-eval asks
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Score each request's continuation after its context; results in the requests' order."""
+        asked = [self.encoded(i, request) for i, request in enumerate(requests)]
+        return self.answered(asked, self.settings.protocol, "scoring", disable_tqdm)
+
+    def _loglikelihood_tokens(self, requests: Sequence[Pair], disable_tqdm: bool = False, **_: Any) -> list[tuple[float, bool]]:
+        asked = [Request(i, "tokens", tuple(context), tuple(answer), str(i)) for i, (_, context, answer) in enumerate(requests)]
+        return self.answered(asked, self.settings.protocol, "scoring", disable_tqdm)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Score whole texts, token by token under the budget (protocol=stream), in windows of the model's length."""
+        self.policy.check("stream")
+        asked, owner = [], []
+        for number, request in enumerate(requests):
+            for context, answer in self.windows(request.args[0]):
+                asked.append(
+                    Request(
+                        len(asked),
+                        request.task_name or "rolling",
+                        tuple(context),
+                        tuple(answer),
+                        f"doc {request.doc_id}",
+                        rolling=True,
+                    )
+                )
+                owner.append(number)
+        sums = [0.0] * len(requests)
+        for number, (logprob, _) in zip(owner, self.answered(asked, "stream", "rolling", disable_tqdm), strict=True):
+            sums[number] += logprob
+        return sums
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continue each request's context under the policy until a stop sequence."""
+        texts = []
+        with progress(disable_tqdm or self.rank != 0) as bar:
+            bar_id = bar.add_task("generating", total=len(requests))
+            for request in requests:
+                texts.append(self.continued(request))
+                bar.advance(bar_id)
+        return texts
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Refuse lm-eval's response cache: it would hand one policy's answers to another."""
+        raise UsageError(
+            "--use_cache is not possible with kv models (its key is the request alone, whatever the policy): leave it out"
+        )
+
+    def get_model_info(self) -> dict[str, Any]:
+        """lm-eval's own, and the ledger under the key `evalkit`."""
+        return {**super().get_model_info(), "evalkit": self.ledger()}
+
+    # How it is answered
+
+    def encoded(self, number: int, request: Instance) -> Request:
+        """Tokenise one request as lm-eval does."""
+        context, continuation = request.args
+        where = f"{request.task_name} document {request.doc_id}"
+        if context:
+            prompt, answer = self._encode_pair(context, continuation)
+        else:
+            prompt, answer = [self.prefix_token_id], self.tok_encode(continuation, add_special_tokens=False)
+            if answer[:1] == prompt:
+                prompt, answer = answer[:1], answer[1:]
+        return Request(number, request.task_name or "requests", tuple(prompt), tuple(answer), where)
+
+    def windows(self, text: str) -> list[tuple[list[int], list[int]]]:
+        """Cut a text into windows of context and continuation, as lm-eval does."""
+        windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+        return [make_disjoint_window(window) for window in windows]
+
+    def answered(self, asked: Sequence[Request], protocol: str, verb: str, quiet: bool) -> list[tuple[float, bool]]:
+        """Check all requests, then score them task by task."""
+        answers = [(float("-inf"), False)] * len(asked)
+        tasks: dict[str, list[Request]] = defaultdict(list)
+        for request in asked:
+            tasks[request.task].append(request)
+        ready = {}
+        for task, requests in tasks.items():
+            record = self.records.setdefault(task, Record())
+            ready[task] = admitted(requests, self.max_length, self.settings.overlength, record)
+            if not requests[0].rolling:
+                check_start(ready[task], self.tokenizer, self.explicit_bos)
+        with progress(quiet or self.rank != 0) as bar:
+            for task, requests in ready.items():
+                documents, where = gathered(requests)
+                scores = self.scored(task, documents, protocol, bar, verb)
+                for request in requests:
+                    document, place = where[request.number]
+                    answers[request.number] = (scores[document][place].logprob, scores[document][place].greedy)
+        return answers
+
+    def scored(self, task: str, documents: list[Document], protocol: str, bar: Progress, verb: str) -> list[list[Score]]:
+        """Score one task's documents and enter what it cost."""
+        record, self.engine.counters = self.records[task], Counters()
+        bar_id = bar.add_task(f"{verb} {task}", total=len(documents))
+        with self.engine.counters.phase("total"):
+            (cell,) = self.engine.score(documents, [self.policy], protocol, lambda done: bar.advance(bar_id, done))
+        record.add(documents, cell.tally)
+        record.computed_tokens += self.engine.counters.tokens.get("computed", 0)
+        for name, seconds in self.engine.counters.seconds.items():
+            record.seconds[name] = record.seconds.get(name, 0.0) + seconds
+        refuse_idle(self.policy, documents, cell.tally)
+        return cell.scores
+
+    def continued(self, request: Instance) -> str:
+        """Continue one context."""
+        context, given = request.args
+        kwargs = normalize_gen_kwargs(given, self.max_gen_toks)
+        stops = handle_stop_sequences(kwargs.pop("until", None), eos=self.tok_decode(self.eot_token_id, skip_special_tokens=False))
+        limit, choose = kwargs.pop("max_gen_toks"), sampler(kwargs)
+        record = self.records.setdefault(request.task_name or "requests", Record())
+        where = f"{request.task_name} document {request.doc_id}"
+        (prompt,) = admitted(
+            [Request(0, "", tuple(self.tok_encode(context)), (0,) * limit, where)],
+            self.max_length,
+            self.settings.overlength,
+            record,
+        ) or (None,)
+        if prompt is None:
+            return ""
+        session = self.engine.open(self.policy, self.settings.protocol)
+        session.feed(prompt.prompt)
+        stopped = lambda said: said[-1] == self.eot_token_id or any(stop in self.tok_decode(said) for stop in stops)  # noqa: E731
+        said = session.generate(limit, stopped, choose)
+        record.documents, record.prompt_tokens = record.documents + 1, record.prompt_tokens + len(prompt.prompt)
+        record.answer_tokens += len(said)
+        return postprocess_generated_text(self.tok_decode(said), stops, self.think_end_token)
+
+    def ledger(self) -> dict[str, Any]:
+        """Return what identifies the run, and each task's record."""
+        return {
+            "protocol": self.settings.protocol,
+            "policy": self.policy_name,
+            "knobs": self.policy.knobs,
+            "budget": str(self.policy.budget),
+            "attn": self.settings.attn,
+            "model_digest": digest(self._base()),
+            "memory": peak_memory(self.engine.device),
+            "tasks": {task: record.as_dict() for task, record in self.records.items()},
+        }
+
+
+def progress(quiet: bool) -> Progress:
+    """A progress bar over documents with the time left, on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=quiet)

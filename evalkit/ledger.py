@@ -1,0 +1,81 @@
+"""Turns a run's tallies and counters into the `evalkit` record of a result; knows no model and no harness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN
+from .errors import UsageError
+from .packing import Document
+from .policy import Policy
+
+
+def acted(tally: Tensor) -> Tensor:
+    """[documents] whether the policy did anything: held, read or stored less than the full cache; `tally` [WHAT, documents]."""
+    return (tally[HELD] < tally[SPAN]) | (tally[READ] < tally[REACH]) | (tally[BYTES] < tally[DENSE_BYTES])
+
+
+def refuse_idle(policy: Policy, documents: Sequence[Document], tally: Tensor) -> None:
+    """Raise UsageError when a policy that should have acted on these documents never did: its numbers would be the full cache's."""
+    if policy.budget.whole or policy.passive or bool(acted(tally).any()):
+        return
+    name, longest = type(policy).__name__, max((document.basis for document in documents), default=0)
+    if policy.budget.tokens is not None and policy.budget.tokens >= longest:
+        raise UsageError(
+            f"budget={policy.budget} is over every prompt (the longest has {longest} tokens before the one that waits), so {name} never "
+            "acts: give fewer tokens or a share such as 0.1"
+        )
+    able = sum(policy.acts_on(document.basis) for document in documents)
+    if able:
+        raise UsageError(
+            f"{name} at budget={policy.budget} did nothing on {able} prompts long enough for it to act: its result would be the "
+            "full cache's; check the policy with `evalkit check`"
+        )
+
+
+@dataclass
+class Record:
+    """What one task's requests cost under one cell."""
+
+    documents: int = 0
+    answers: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    computed_tokens: int = 0
+    truncated: int = 0
+    skipped: int = 0
+    acted: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0] * 9)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, documents: Sequence[Document], tally: Tensor) -> None:
+        """Add documents and their tally [WHAT, documents]."""
+        self.documents += len(documents)
+        self.answers += sum(len(document.answers) for document in documents)
+        self.prompt_tokens += sum(len(document.prompt) for document in documents)
+        self.answer_tokens += sum(len(answer) for document in documents for answer in document.answers)
+        self.acted += int(acted(tally).sum())
+        self.sums = [old + new for old, new in zip(self.sums, tally.sum(1).tolist(), strict=True)]
+
+    def shares(self) -> dict[str, Any]:
+        """Return the shares of entries and bytes held and read, of what the full cache would hold and read; None where none is."""
+        sums, ratio = self.sums, lambda part, whole: self.sums[part] / self.sums[whole] if self.sums[whole] else None
+        return {
+            "held": ratio(HELD, SPAN),
+            "held_bytes": ratio(BYTES, DENSE_BYTES),
+            "read": ratio(READ, REACH),
+            "acted": self.acted / self.documents if self.documents else None,
+            "bytes": int(sums[BYTES]),
+            "fetched_entries": int(sums[FETCHED]),
+            "fetched_bytes": int(sums[FETCHED_BYTES]),
+            "answer_queries": int(sums[QUERIES]),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as it stands in a result."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("sums", "acted", "seconds")}
+        return {**plain, **self.shares(), "seconds": {name: round(value, 4) for name, value in self.seconds.items()}}

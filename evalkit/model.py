@@ -1,0 +1,40 @@
+"""A model's identity, and the tiny random model that checks run on; knows no policy and no task."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SAMPLE = 4096  # elements of a tensor that enter the digest
+
+
+def digest(model: nn.Module) -> str:
+    """Return a digest of the model's weights: every tensor's name, shape and dtype, and a sample of its elements."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        flat = tensor.detach().flatten()
+        picked = flat[:: max(1, len(flat) // SAMPLE)][: SAMPLE + 1]
+        digest.update(picked.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def tiny(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
+    """Return a small random Llama in float64: three layers, four query heads on two key/value heads, attention far from uniform."""
+    settings = {
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.4,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(LlamaConfig(**{**settings, **overrides})).double().eval()

@@ -1,0 +1,330 @@
+"""Keys and values in bit-packed codes, the newest of them in full precision; knows neither positions nor budgets.
+
+Keys are coded by channel, in groups of tokens; values by token, in groups of channels. Shapes: B sequences, H key/value heads,
+S slots, T new tokens, D head size, N rows of groups, C groups in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..entries import ELEMENT_BYTES, Entries, Plain, gather_slots
+
+MOST_BITS = 4
+Count = TypeVar("Count", int, Tensor)
+
+
+class Form(NamedTuple):
+    """How much is stored in codes, and in how many bits."""
+
+    bits: int
+    residual: int  # how many of the newest values stay in full precision
+    unit: int  # keys are coded once this many have come together; 0: never
+
+
+class Layout(NamedTuple):
+    """How one head's entries fall into groups."""
+
+    group: int  # tokens, in a key's channel
+    key_size: int
+    value_group: int  # channels, in a token's value
+    value_size: int
+
+    @classmethod
+    def of(cls, group: int, key_size: int, value_size: int) -> Layout:
+        """Values take the largest groups, up to `group`, that divide their size."""
+        divisor = max(n for n in range(1, min(group, value_size) + 1) if value_size % n == 0)
+        return cls(group, key_size, divisor, value_size)
+
+    def bytes(self, bits: int, keys: Count, key_groups: Count, values: Count, coded_values: Count) -> Count:
+        """Return the bytes of `keys` and `values` in full precision, groups of coded keys, and coded values."""
+        full = (keys * self.key_size + values * self.value_size) * ELEMENT_BYTES
+        value_groups = coded_values * (self.value_size // self.value_group)
+        coded_keys = key_groups * self.key_size * group_bytes(self.group, bits)
+        return full + coded_keys + value_groups * group_bytes(self.value_group, bits)
+
+    def of_keys(self, keys: Tensor) -> Tensor:
+        """Part keys [B, H, N x group, D] into groups of tokens, [B, H, N, D, group]."""
+        return keys.unflatten(2, (keys.shape[2] // self.group, self.group)).transpose(3, 4)
+
+    def of_values(self, values: Tensor) -> Tensor:
+        """Part values [B, H, N, D] into groups of channels, [B, H, N, C, value_group]."""
+        return values.unflatten(3, (self.value_size // self.value_group, self.value_group))
+
+
+def group_bytes(size: int, bits: int) -> int:
+    """Return the bytes of a group of `size` numbers: its codes, its scale and its least number."""
+    return -(-size * bits // 8) + 2 * ELEMENT_BYTES
+
+
+class Coded(NamedTuple):
+    """Groups of numbers, each number a code: so many steps of its group's scale above the group's least number."""
+
+    codes: Tensor  # [B, H, N, C, bytes of a group] uint8, 8 / bits codes to a byte
+    scale: Tensor  # [B, H, N, C]
+    least: Tensor  # [B, H, N, C]
+
+    @property
+    def length(self) -> int:
+        """N, the rows of groups."""
+        return self.scale.shape[2]
+
+    def since(self, first: int) -> Coded:
+        """Drop the rows of groups before `first`."""
+        return Coded(*(since(tensor, first) for tensor in self))
+
+    def then(self, other: Coded) -> Coded:
+        """Add the rows of groups of `other` behind."""
+        return Coded(*(torch.cat(pair, 2) for pair in zip(self, other, strict=True))) if other.length else self
+
+
+def encode(groups: Tensor, bits: int) -> Coded:
+    """Code `groups` [B, H, N, C, size] in their own dtype; a group of equal numbers is restored as it was."""
+    least, most = groups.amin(-1), groups.amax(-1)
+    scale = (most - least) / (2**bits - 1)
+    steps = (groups - least[..., None]) / scale.masked_fill(scale == 0, 1)[..., None]
+    return Coded(pack(steps.clamp(0, 2**bits - 1).round().to(torch.uint8), bits), scale, least)
+
+
+def decode(coded: Coded, bits: int, size: int) -> Tensor:
+    """Return the numbers that the codes stand for, [B, H, N, C, size]."""
+    codes = unpack(coded.codes, bits)[..., :size]
+    return codes.to(coded.scale.dtype) * coded.scale[..., None] + coded.least[..., None]
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Put codes [..., size] into bytes: the first of a byte in its lowest bits, zeros where codes run out."""
+    codes = pad(codes, (0, -codes.shape[-1] % (8 // bits)))
+    codes = codes.unflatten(-1, (codes.shape[-1] * bits // 8, 8 // bits))
+    return (codes << _shifts(codes, bits)).sum(-1, dtype=torch.uint8)
+
+
+def unpack(codes: Tensor, bits: int) -> Tensor:
+    """Take codes out of bytes, the filling zeros among them."""
+    return ((codes[..., None] >> _shifts(codes, bits)) & (2**bits - 1)).flatten(-2)
+
+
+def _shifts(codes: Tensor, bits: int) -> Tensor:
+    return torch.arange(0, 8, bits, device=codes.device, dtype=torch.uint8)
+
+
+def since(tensor: Tensor, first: int) -> Tensor:
+    """Return `tensor` [B, H, N, ...] from `first` on, in memory of its own: what is dropped must be freed."""
+    return tensor[:, :, first:].clone() if first else tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Sequences that are stored alike: old entries in codes, then the newest in full precision."""
+
+    layout: Layout
+    form: Form
+    coded_keys: Coded  # N groups of tokens, C = D channels
+    coded_values: Coded  # N tokens, C groups of channels
+    keys: Tensor  # [B, H, ?, D] in full precision
+    values: Tensor  # [B, H, ?, D] in full precision
+    start: int = 0  # tokens that came before the first coded key
+    passed: int = 0  # coded keys in front that are no slots any more: their group is dropped as a whole
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, group: int) -> Part:
+        """Hold keys and values [B, H, S, D] as they are."""
+        layout = Layout.of(group, keys.shape[3], values.shape[3])
+        coded_keys = encode(layout.of_keys(keys[:, :, :0]), MOST_BITS)
+        coded_values = encode(layout.of_values(values[:, :, :0]), MOST_BITS)
+        return cls(layout, Form(MOST_BITS, keys.shape[2], 0), coded_keys, coded_values, keys, values)
+
+    @property
+    def slots(self) -> int:
+        """S, the entries held."""
+        return self.coded_values.length + self.values.shape[2]
+
+    @property
+    def length(self) -> int:
+        """The tokens taken in, those that were dropped since among them."""
+        return self.start + self.coded_keys.length * self.layout.group + self.keys.shape[2]
+
+    @property
+    def kind(self) -> Hashable:
+        """What agrees for sequences that can be held in one part."""
+        return self.form, self.start, self.passed, self.length, self.slots, self.keys.shape[2], self.values.shape[2]
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Restore keys and values, [B, H, S, D] each."""
+        bits, layout = self.form.bits, self.layout
+        keys = decode(self.coded_keys, bits, layout.group).transpose(3, 4).flatten(2, 3)[:, :, self.passed :]
+        values = decode(self.coded_values, bits, layout.value_group).flatten(3)
+        return torch.cat([keys, self.keys], 2), torch.cat([values, self.values], 2)
+
+    def append(self, keys: Tensor, values: Tensor) -> Part:
+        """Add T entries in full precision, [B, H, T, D] each."""
+        return replace(self, keys=torch.cat([self.keys, keys], 2), values=torch.cat([self.values, values], 2))
+
+    def settled(self, form: Form) -> Part:
+        """Code what `form` does not leave in full precision; what is coded stays so."""
+        layout, part = self.layout, self.recoded(form)
+        before = self.length - self.keys.shape[2]
+        keys = max(0, self.length // form.unit * form.unit - before) if form.unit else 0
+        values = max(0, self.values.shape[2] - form.residual)
+        return replace(
+            part,
+            coded_keys=part.coded_keys.then(encode(layout.of_keys(self.keys[:, :, :keys]), form.bits)),
+            coded_values=part.coded_values.then(encode(layout.of_values(self.values[:, :, :values]), form.bits)),
+            keys=since(self.keys, keys),
+            values=since(self.values, values),
+        )
+
+    def recoded(self, form: Form) -> Part:
+        """Put what is coded into codes of `form`'s bits."""
+        bits, layout = self.form.bits, self.layout
+        if form.bits == bits:
+            return replace(self, form=form)
+        coded_keys = encode(decode(self.coded_keys, bits, layout.group), form.bits)
+        coded_values = encode(decode(self.coded_values, bits, layout.value_group), form.bits)
+        return replace(self, form=form, coded_keys=coded_keys, coded_values=coded_values)
+
+    def newest(self, count: int) -> Part:
+        """Drop all but the newest `count` slots; a group of keys goes once none of its tokens is a slot."""
+        drop, group = max(0, self.slots - count), self.layout.group
+        groups = min((self.passed + drop) // group, self.coded_keys.length)
+        rest, values = self.passed + drop - groups * group, min(drop, self.coded_values.length)
+        cut = rest if groups == self.coded_keys.length else 0
+        return replace(
+            self,
+            coded_keys=self.coded_keys.since(groups),
+            coded_values=self.coded_values.since(values),
+            keys=since(self.keys, cut),
+            values=since(self.values, drop - values),
+            start=self.start + groups * group + cut,
+            passed=rest - cut,
+        )
+
+    def cost(self, counts: Tensor) -> Tensor:
+        """Return the bytes [B] of each head's newest `counts` [B, H] slots."""
+        keys, values = counts.clamp(max=self.keys.shape[2]), counts.clamp(max=self.values.shape[2])
+        groups = (counts - keys + self.layout.group - 1) // self.layout.group
+        return self.layout.bytes(self.form.bits, keys, groups, values, counts - values).sum(1)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.coded_keys, *self.coded_values, self.keys, self.values)
+
+    def holding(self, tensors: Sequence[Tensor]) -> Part:
+        """Return a part of the same kind with other sequences' tensors."""
+        return replace(self, coded_keys=Coded(*tensors[:3]), coded_values=Coded(*tensors[3:6]), keys=tensors[6], values=tensors[7])
+
+    def rows(self, index: Tensor | slice | list[int]) -> Part:
+        """Return the sequences at `index`."""
+        return self.holding([tensor[index] for tensor in self.tensors])
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Hold the sequences of parts of one kind in one."""
+    if len(parts) == 1:
+        return parts[0]
+    return parts[0].holding([torch.cat(tensors) for tensors in zip(*(part.tensors for part in parts), strict=True)])
+
+
+@dataclass(frozen=True, eq=False)
+class Packed(Entries):
+    """Sequences in packed storage side by side; those that are stored alike make a part. A single part holds them in order."""
+
+    parts: tuple[Part, ...]
+    places: tuple[Sequence[int], ...]  # which sequences each part holds
+    slots: int  # of the widest part; narrower ones have unused slots in front
+
+    @classmethod
+    def of(cls, entries: Entries, group: int) -> Packed:
+        """Hold `entries` in full precision for now, unless they are packed already."""
+        if isinstance(entries, Packed):
+            return entries
+        part = Part.of(*entries.dense(), group)
+        return cls((part,), (range(len(part.keys)),), part.slots)
+
+    @property
+    def count(self) -> int:
+        """B, the sequences."""
+        return sum(map(len, self.places))
+
+    def settled(self, choose: Callable[[Part, int], Form]) -> Packed:
+        """Store each sequence in the form chosen for it, by its part and its place among the sequences."""
+        parts: list[Part] = []
+        places: list[Sequence[int]] = []
+        for part, here in zip(self.parts, self.places, strict=True):
+            forms: dict[Form, list[int]] = {}
+            for row, place in enumerate(here):
+                forms.setdefault(choose(part, place), []).append(row)
+            parts += [(part if len(forms) == 1 else part.rows(rows)).settled(form) for form, rows in forms.items()]
+            places += [[here[row] for row in rows] for rows in forms.values()]
+        return Packed(tuple(parts), tuple(places), self.slots)
+
+    def shared(self, tensor: Tensor) -> list[Tensor]:
+        """Hand each part its sequences' rows of `tensor` [B, ...]."""
+        return [tensor] if len(self.parts) == 1 else [tensor[list(here)] for here in self.places]
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        pairs = [part.dense() for part in self.parts]
+        if len(pairs) == 1 and self.parts[0].slots == self.slots:
+            return pairs[0]
+        return self.beside([keys for keys, _ in pairs]), self.beside([values for _, values in pairs])
+
+    def beside(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Put each part's [b, H, s, D] where its sequences are among all, [B, H, S, D]."""
+        whole = tensors[0].new_zeros(self.count, tensors[0].shape[1], self.slots, tensors[0].shape[3])
+        for tensor, here in zip(tensors, self.places, strict=True):
+            whole[list(here), :, self.slots - tensor.shape[2] :] = tensor
+        return whole
+
+    def append(self, keys: Tensor, values: Tensor) -> Packed:
+        new = zip(self.parts, self.shared(keys), self.shared(values), strict=True)
+        return replace(self, parts=tuple(part.append(*pair) for part, *pair in new), slots=self.slots + keys.shape[2])
+
+    def take(self, order: Tensor) -> Entries:
+        """Keep the slots `order`. The newest of all heads alike, as a passing window leaves them, stay packed.
+
+        Others leave holes in the groups: they are restored and held in full precision.
+        """
+        newest = torch.arange(self.slots - order.shape[2], self.slots, device=order.device)
+        if bool((order == newest).all()):
+            return replace(self, parts=tuple(part.newest(len(newest)) for part in self.parts), slots=len(newest))
+        keys, values = self.dense()
+        return Plain.of(gather_slots(keys, order), gather_slots(values, order))
+
+    def rows(self, index: Tensor | slice) -> Packed:
+        if len(self.parts) == 1:
+            part = self.parts[0].rows(index)
+            return Packed((part,), (range(len(part.keys)),), self.slots)
+        numbers = torch.arange(self.count)[index if isinstance(index, slice) else index.cpu()].tolist()
+        parts: list[Part] = []
+        places: list[Sequence[int]] = []
+        for part, here in zip(self.parts, self.places, strict=True):
+            found = [place for place, number in enumerate(numbers) if number in here]
+            if found:
+                parts.append(part.rows([here.index(numbers[place]) for place in found]))
+                places.append(found)
+        return Packed(tuple(parts), tuple(places), self.slots)
+
+    def stack(self, others: Sequence[Entries], lead: Sequence[int]) -> Packed:
+        kinds: dict[Hashable, tuple[list[Part], list[int]]] = {}
+        first = 0
+        several = cast(Sequence[Packed], others)
+        for other in several:
+            for part, here in zip(other.parts, other.places, strict=True):
+                parts, places = kinds.setdefault(part.kind, ([], []))
+                parts.append(part)
+                places += [first + place for place in here]
+            first += other.count
+        together = tuple(joined(parts) for parts, _ in kinds.values())
+        return Packed(together, tuple(places for _, places in kinds.values()), several[0].slots + lead[0])
+
+    def cost(self, counts: Tensor) -> Tensor:
+        total = counts.new_zeros(len(counts))
+        for part, here, mine in zip(self.parts, self.places, self.shared(counts), strict=True):
+            total[list(here)] = part.cost(mine)
+        return total
