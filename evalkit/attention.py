@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig
+from transformers import PreTrainedModel as PreTrainedModel  # for those that may not know transformers
 
 from .cache import Layer
 from .errors import UsageError
@@ -54,7 +55,8 @@ def attend(
     if strange or attention_mask is not None or extras.get("dropout"):
         what = strange or (["attention_mask"] if attention_mask is not None else ["dropout"])
         raise UsageError(
-            f"{type(module).__name__} asks attention for {', '.join(what)}, which evalkit does not honour: use a model in `evalkit doctor`'s list"
+            f"{type(module).__name__} asks attention for {', '.join(what)}, which evalkit does not honour: "
+            f"use a model of type {', '.join(sorted(MODEL_TYPES))}"
         )
     if memory.rehearsing:
         raise _Rehearsed(query)
@@ -109,12 +111,13 @@ def _rehearse(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     hidden = args[0] if args else kwargs["hidden_states"]
     row.guess = None
     if row.previous is not None:
+        previous = row.previous.to(hidden.device)
         row.rehearsing = True
         try:
-            again = (row.previous, *args[1:]) if args else ()
+            again = (previous, *args[1:]) if args else ()
             module.forward(
                 *again,
-                **({} if args else {"hidden_states": row.previous}),
+                **({} if args else {"hidden_states": previous}),
                 **{k: v for k, v in kwargs.items() if k != "hidden_states"},
             )
         except _Rehearsed as rehearsed:

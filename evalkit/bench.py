@@ -1,4 +1,4 @@
-"""Times kv models beside lm-eval's hf on the same documents, in turn, each side at its best batch size; knows no policy's inside."""
+"""Times kv models beside lm-eval's hf on the same documents, in turn, each side at its best batch size; knows no policy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +37,35 @@ def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None
 
 def _models() -> tuple[Any, Any]:
     from .fetch import DEFAULT, model_folder
-    from .harness import PolicyLM
-    from .harness.model import HFLM
+    from .harness.model import PolicyLM, plain_hf
 
     folder = str(model_folder(DEFAULT))
-    return HFLM(folder, dtype="float32", device="cpu"), PolicyLM(folder, policy="full", dtype="float32", device="cpu")
+    return plain_hf(folder, dtype="float32", device="cpu"), PolicyLM(folder, policy="full", dtype="float32", device="cpu")
 
 
 def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int) -> None:
     """Time one task: hf, full, h2o, and the streamed policies."""
     size, rows = _best(hf, requests), _best_rows(kv, requests)
     sides: dict[str, Callable[[], object]] = {"hf": lambda: _hf(hf, requests, size)}
-    for policy, budget, protocol in (("full", "100%", "prompt"), ("h2o", "0.1", "prompt"), ("h2o", "0.1", "stream"), ("infinigen", "0.1", "stream")):
-        sides[f"{policy} {protocol}"] = lambda p=policy, b=budget, how=protocol: _kv(kv, requests, p, b, how)
+    for policy, budget, protocol in (
+        ("full", "100%", "prompt"),
+        ("h2o", "0.1", "prompt"),
+        ("h2o", "0.1", "stream"),
+        ("infinigen", "0.1", "stream"),
+    ):
+        sides[f"{policy} {protocol}"] = partial(_kv, kv, requests, policy, budget, protocol)
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side, call in sides.items():
             seconds[side].append(_timed(call))
     target = TARGETS.get(name.removeprefix("mini_"))
     print(f"{name}: {len(requests)} requests, hf batch_size={size}, row_tokens={rows}")
-    for side, base in (("full prompt", "hf"), ("h2o prompt", "full prompt"), ("h2o stream", "full prompt"), ("infinigen stream", "full prompt")):
+    for side, base in (
+        ("full prompt", "hf"),
+        ("h2o prompt", "full prompt"),
+        ("h2o stream", "full prompt"),
+        ("infinigen stream", "full prompt"),
+    ):
         ratios = sorted(a / b for a, b in zip(seconds[side], seconds[base], strict=True))
         aim = f" (target {target})" if base == "hf" and target else ""
         middle, times = statistics.median(ratios), (statistics.median(seconds[side]), statistics.median(seconds[base]))

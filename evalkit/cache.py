@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from .entries import ELEMENT_BYTES, Entries, Plain, gather_slots
 
 EMPTY = -1  # the position of a slot that holds nothing
-BLOCK_ELEMENTS = 1 << 22  # attention weights made at once: memory stays linear in the prompt
+BLOCK_ELEMENTS = 1 << 20  # attention weights made at once: memory stays linear in the prompt
 SLACK = 8  # forgotten slots tolerated beyond a quarter before decoding compacts them away
 
 Marks = Mapping[str, Tensor]
@@ -43,12 +43,11 @@ class Layer:
         `query` [B, H, G, T, D], `keys` [B, H, S, D], `visible` broadcastable to [B, H, G, T, S].
         """
         batch, heads, group, count, size = query.shape
-        scores = torch.matmul(query.reshape(batch, heads, group * count, size), keys.transpose(2, 3))
+        scores = torch.matmul(exact(query).reshape(batch, heads, group * count, size) * self.scaling, exact(keys).transpose(2, 3))
         scores = scores.view(batch, heads, group, count, keys.shape[2])
-        scores = (scores if scores.dtype == torch.float64 else scores.float()) * self.scaling
         if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        scores = scores.masked_fill(~visible, float("-inf"))
+            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        scores.masked_fill_(~visible, float("-inf"))
         if self.sinks is None:
             return scores.softmax(-1)
         spent = self.sinks.to(scores).view(1, heads, group, 1, 1).expand(batch, -1, -1, count, -1)
@@ -102,6 +101,11 @@ class LayerCache:
         return self.filled.sum(-1)
 
     @property
+    def uniform(self) -> bool:
+        """Whether every slot of every head is live and in reach of all queries to come, as far as is known without looking."""
+        return not self.gaps and self.layer.window is None
+
+    @property
     def tokens(self) -> Tensor:
         """[B] tokens the layer could hold: those seen, or the sliding window."""
         return self.seen if self.layer.window is None else self.seen.clamp(max=self.layer.window)
@@ -110,7 +114,7 @@ class LayerCache:
         """[B] bytes held: entries in their stored form, marks and notes, at 2 bytes an element."""
         counts = self.counts
         each = sum(mark[0, 0, 0].numel() for mark in self.marks.values()) if self.slots else 0
-        once = sum(note[0].numel() for note in self.notes.values())
+        once = sum(_elements(note) for note in self.notes.values())
         return self.entries.cost(counts) + (counts.sum(1) * each + once) * ELEMENT_BYTES
 
     # Attention, as the layer pays it
@@ -124,8 +128,11 @@ class LayerCache:
 
     def visible(self, count: int, start: int = 0, stop: int | None = None) -> Tensor:
         """[B, H or 1, 1, T, S] which slots queries start to stop of the newest `count` tokens may attend to."""
-        steps = torch.arange(start, count if stop is None else stop, device=self.seen.device)
-        return self.reach(self.seen[:, None] - count + steps)
+        stop = count if stop is None else stop
+        if self.uniform:
+            make = _causal if stop - start == count else _causal.__wrapped__  # blocks of a long prompt do not come up again
+            return make(stop - start, self.slots - count + start, self.slots, self.seen.device)
+        return self.reach(self.seen[:, None] - count + torch.arange(start, stop, device=self.seen.device))
 
     def blocks(self, count: int, group: int) -> Iterator[tuple[int, int]]:
         """Cut the newest `count` queries so that no block makes more than BLOCK_ELEMENTS weights."""
@@ -147,11 +154,12 @@ class LayerCache:
         if self.attended is not None and self.attended[0] is query:
             return self.attended[1].sum(3)
         (batch, heads, group, count, _), keys = query.shape, self.entries.dense()[0]
-        total = torch.zeros((), dtype=torch.float32, device=query.device)
+        total = exact(query).new_zeros(batch, heads, group, self.slots)
         for start, stop in self.blocks(count, group):
-            part = self.layer.attention(query[:, :, :, start:stop], keys, self.visible(count, start, stop))
-            total = total + part.sum(3)
-        return total.expand(batch, heads, group, self.slots)
+            reach = self.slots - count + stop if self.uniform else self.slots  # what lies behind is the block's future
+            visible = self.visible(count, start, stop)[..., :reach]
+            total[..., :reach] += self.layer.attention(query[:, :, :, start:stop], keys[:, :, :reach], visible).sum(3)
+        return total
 
     # What changes
 
@@ -185,8 +193,7 @@ class LayerCache:
         wanted = wanted & self.filled
         if self.decoding and self.slots <= self.roomy:
             return replace(self, positions=self.positions.where(wanted, EMPTY), gaps=True)
-        counts = wanted.sum(-1)
-        width, fewest = int(counts.max()), int(counts.min())
+        fewest, width = (int(count) for count in wanted.sum(-1).aminmax())
         if fewest == self.slots:
             return self
         order = wanted.byte().argsort(dim=-1, descending=True, stable=True)[..., :width]
@@ -245,6 +252,22 @@ class LayerCache:
             roomy=max(cache.roomy for cache in caches),
             attended=None,
         )
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """Return the tensor in the precision that scores are made in: fp32, or fp64 where it has that."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _elements(note: Tensor) -> Tensor | int:
+    """[B] a note's elements; rows of zeros behind, which pad shorter sequences, are not counted."""
+    return note[0].numel() if note.dim() < 3 else note.ne(0).any(-1).flatten(1).sum(1) * note.shape[-1]
+
+
+@lru_cache(maxsize=64)
+def _causal(count: int, before: int, slots: int, device: torch.device) -> Tensor:
+    """[1, 1, 1, T, S] the mask of `count` queries in a row after `before` slots; small ones come up again and again."""
+    return torch.ones(count, slots, dtype=torch.bool, device=device).tril(before)[None, None, None]
 
 
 def _stack_marks(caches: Sequence[LayerCache], lead: Sequence[int]) -> Marks:

@@ -46,7 +46,7 @@ class Recording:
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def attend(self, tokens: Tokens, counters: Counters) -> None:
-        self.layers.append((tokens.query[None].cpu(), tokens.keys[None].cpu()))
+        self.layers.append((tokens.query.permute(1, 2, 0, 3)[None].cpu(), tokens.keys.transpose(0, 1)[None].cpu()))
 
 
 def projections(model: PreTrainedModel, tokens: Sequence[int], kernel: Kernel) -> list[tuple[Tensor, Tensor]]:

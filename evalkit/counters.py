@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -19,16 +19,31 @@ WHAT = (
 
 
 class Tally:
-    """Sums over layers and heads for each of a number of documents under one cell; kept on the device until asked."""
+    """Sums over layers and heads for each of a number of documents under one cell; what lies on the device stays there until asked."""
 
     def __init__(self, documents: int, device: torch.device) -> None:
+        self.known = [[0.0] * documents for _ in WHAT]
         self.sums = torch.zeros(len(WHAT), documents, dtype=torch.float64, device=device)
+        self.pending: list[list[tuple[Sequence[int], Tensor]]] = [[] for _ in WHAT]
 
-    def add(self, what: int, documents: Tensor, values: Tensor) -> None:
-        """Add `values` [B] to the documents numbered `documents` [B]."""
-        sums = self.sums[what]
-        documents, values = documents.to(sums.device), values.to(sums.device, sums.dtype)
-        sums.index_add_(0, documents, values)
+    def add(self, what: int, documents: Sequence[int], values: Tensor | float) -> None:
+        """Add `values`, one for each of the documents (a tensor [B]) or one for all, to the documents numbered `documents`."""
+        if isinstance(values, Tensor):
+            self.pending[what].append((documents, values))
+        else:
+            known = self.known[what]
+            for document in documents:
+                known[document] += values
+
+    def totals(self) -> Tensor:
+        """Return the sums, [WHAT, documents]."""
+        for what, pending in enumerate(self.pending):
+            if pending:
+                where = torch.tensor([document for documents, _ in pending for document in documents], device=self.sums.device)
+                values = torch.cat([values.to(self.sums.device, self.sums.dtype) for _, values in pending])
+                self.sums[what].index_add_(0, where, values)
+                pending.clear()
+        return self.sums + torch.tensor(self.known, dtype=torch.float64, device=self.sums.device)
 
 
 @dataclass

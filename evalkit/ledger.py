@@ -26,8 +26,8 @@ def refuse_idle(policy: Policy, documents: Sequence[Document], tally: Tensor) ->
     name, longest = type(policy).__name__, max((document.basis for document in documents), default=0)
     if policy.budget.tokens is not None and policy.budget.tokens >= longest:
         raise UsageError(
-            f"budget={policy.budget} is over every prompt (the longest has {longest} tokens before the one that waits), so {name} never "
-            "acts: give fewer tokens or a share such as 0.1"
+            f"budget={policy.budget} is over every prompt (the longest has {longest} tokens before the one that waits), so {name} "
+            "never acts: give fewer tokens or a share such as 0.1"
         )
     able = sum(policy.acts_on(document.basis) for document in documents)
     if able:

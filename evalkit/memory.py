@@ -27,28 +27,33 @@ class Tokens:
     """What one layer made of the row's tokens, and where their outputs go."""
 
     layer: Layer
-    query: Tensor  # [H, G, N, D]
-    keys: Tensor  # [H, N, D]
-    values: Tensor  # [H, N, D]
-    guess: Tensor | None  # [H, G, N, D] what the layer would have asked of the previous layer's input
+    query: Tensor  # [N, H, G, D]
+    keys: Tensor  # [N, H, D]
+    values: Tensor  # [N, H, D]
+    guess: Tensor | None  # [N, H, G, D] what the layer would have asked of the previous layer's input
     output: Tensor  # [N, H, G, D]
     kernel: Kernel
 
     def queries(self, index: Tensor) -> Tensor:
         """[B, H, G, T, D] the queries of the tokens at `index` [B, T]."""
-        return self.query[:, :, index].permute(2, 0, 1, 3, 4)
+        return _picked(self.query, index).permute(0, 2, 3, 1, 4)
 
     def guesses(self, index: Tensor) -> Tensor | None:
         """As `queries`, for the guessed ones."""
-        return None if self.guess is None else self.guess[:, :, index].permute(2, 0, 1, 3, 4)
+        return None if self.guess is None else _picked(self.guess, index).permute(0, 2, 3, 1, 4)
 
     def entries(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values [B, H, T, D] of the tokens at `index` [B, T]."""
-        return self.keys[:, index].transpose(0, 1), self.values[:, index].transpose(0, 1)
+        return _picked(self.keys, index).transpose(1, 2), _picked(self.values, index).transpose(1, 2)
 
     def put(self, index: Tensor, output: Tensor) -> None:
         """Set the outputs of the tokens at `index` [B, T] to `output` [B, H, G, T, D]."""
-        self.output[index] = output.permute(0, 3, 1, 2, 4)
+        self.output.index_copy_(0, index.flatten(), output.permute(0, 3, 1, 2, 4).flatten(0, 1))
+
+
+def _picked(tensor: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, T] of `tensor` [N, ...], as [B, T, ...]."""
+    return tensor.index_select(0, index.flatten()).view(*index.shape, *tensor.shape[1:])
 
 
 @dataclass
@@ -86,21 +91,18 @@ class Cell:
         turns = (places - cache.positions).masked_fill(~cache.filled, 0)
         return kernels.rotated(keys, turns, cache.layer.rope.to(keys.device))
 
-    def count_held(self, documents: Tensor, cache: LayerCache) -> None:
+    def count_held(self, documents: Sequence[int], cache: LayerCache) -> None:
         """Count what is held once the policy has acted on a prompt."""
         if self.tally is None:
             return
-        heads, size = cache.positions.shape[1], sum(t.shape[3] for t in cache.entries.dense())
+        heads, size = cache.positions.shape[1], sum(t.shape[3] for t in cache.entries.dense()) * ELEMENT_BYTES
         span = cache.tokens * heads
-        for what, values in (
-            (HELD, cache.counts.sum(1)),
-            (SPAN, span),
-            (BYTES, cache.cost()),
-            (DENSE_BYTES, span * size * ELEMENT_BYTES),
-        ):
-            self.tally.add(what, documents, values)
+        self.tally.add(HELD, documents, float(cache.slots * heads) if cache.uniform else cache.counts.sum(1))
+        self.tally.add(SPAN, documents, span)
+        self.tally.add(BYTES, documents, cache.cost())
+        self.tally.add(DENSE_BYTES, documents, span * size)
 
-    def count_read(self, documents: Tensor, cache: LayerCache, read: Tensor, reach: Tensor, queries: Tensor) -> None:
+    def count_read(self, documents: Sequence[int], cache: LayerCache, read: Tensor, reach: Tensor, queries: Tensor) -> None:
         """Count `read` [B] entries attended to by `queries` [B], where the full cache would attend to `reach` [B]."""
         if self.tally is None:
             return
@@ -126,7 +128,7 @@ class Branch:
 
     cell: Cell
     lengths: Sequence[int] | None  # [B] tokens that the budget is a share of
-    documents: Tensor  # [B] their numbers in the tally
+    documents: Sequence[int]  # [B] their numbers in the tally
     state: State = field(default_factory=State)
 
     def act(self, cache: LayerCache, query: Tensor) -> LayerCache:
@@ -199,20 +201,19 @@ class Gulp:
     index: Tensor  # [B, T] the row's tokens of each tree
     depth: Tensor  # [B, T] how many tokens of the answer come before
     above: Tensor  # [B, T, T] which tokens of the tree each one follows, itself included
-    rows: Tensor  # [B] which of the branch's sequences they answer
+    rows: Tensor | None  # [B] which of the branch's sequences they answer; None: all, in order
+    documents: Sequence[int]  # [B] their numbers in the tally
     branch: Branch
     paths: Tensor  # [B, T] how many answers run through the token
+    masks: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)  # of uniform caches, by their slots
 
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Attend from all tokens of all trees at once."""
         layer, cell = tokens.layer, self.branch.cell
-        cache = self.branch.state.caches[layer.index].rows(self.rows)
+        cache = self.branch.state.caches[layer.index]
+        cache = cache if self.rows is None else cache.rows(self.rows)
+        mask = self.uniform_mask(cache) if cache.uniform else self.mask(cache)
         keys, values = tokens.entries(self.index)
-        now = cache.seen[:, None] + self.depth
-        held, tree = cache.reach(now), self.above
-        if layer.window is not None:
-            tree = tree & (now[:, :, None] - now[:, None] < layer.window)
-        mask = torch.cat([held, tree[:, None, None].expand(-1, held.shape[1], -1, -1, -1)], dim=-1)
         keys = torch.cat([cell.keys(cache), keys], dim=2)
         values = torch.cat([cache.entries.dense()[1], values], dim=2)
         with counters.phase("attention"):
@@ -220,20 +221,31 @@ class Gulp:
             output = kernels.masked(layer, tokens.queries(self.index), keys, values, lambda *_: mask, blocks, tokens.kernel)
             tokens.put(self.index, output)
         if cell.tally is not None:
-            self.count(cell, cache, mask, now)
+            self.count(cell, cache, mask)
 
-    def count(self, cell: Cell, cache: LayerCache, mask: Tensor, now: Tensor) -> None:
+    def uniform_mask(self, cache: LayerCache) -> Tensor:
+        """As `mask`, for caches of which all is seen: the same in every layer."""
+        key = (cache.slots, cache.seen.device)
+        if key not in self.masks:
+            self.masks[key] = torch.nn.functional.pad(self.above[:, None, None], (cache.slots, 0), value=True)
+        return self.masks[key]
+
+    def mask(self, cache: LayerCache) -> Tensor:
+        """[B, H or 1, 1, T, S + T] what each token of a tree sees: what is held, then the tokens above it."""
+        window, now = cache.layer.window, cache.seen[:, None] + self.depth
+        held, tree = cache.reach(now), self.above
+        if window is not None:
+            tree = tree & (now[:, :, None] - now[:, None] < window)
+        return torch.cat([held, tree[:, None, None].expand(-1, held.shape[1], -1, -1, -1)], dim=-1)
+
+    def count(self, cell: Cell, cache: LayerCache, mask: Tensor) -> None:
         """Count what the queries read, each as often as answers run through it."""
         heads, window = cache.positions.shape[1], cache.layer.window
-        read = mask.sum(-1).float().mean(1)[:, 0] * heads
-        reach = (now + 1 if window is None else (now + 1).clamp(max=window)) * heads
-        cell.count_read(
-            self.branch.documents[self.rows],
-            cache,
-            (read * self.paths).sum(1),
-            (reach * self.paths).sum(1),
-            self.paths.sum(1),
-        )
+        read = mask.sum(-1).sum((1, 2)) * (heads // mask.shape[1])
+        reach = cache.seen[:, None] + self.depth + 1
+        reach = (reach if window is None else reach.clamp(max=window)) * heads
+        totals = torch.stack([read, reach, torch.ones_like(read)]).mul_(self.paths).sum(2)
+        cell.count_read(self.documents, cache, *totals)
 
 
 @dataclass
@@ -246,7 +258,7 @@ class Wave:
     index: Tensor  # [B, T] the row's tokens, aligned to the right; unused places in front hold any
     lengths: Sequence[int]  # [B] tokens of each sequence, longest first
     cell: Cell
-    documents: Tensor  # [B] their numbers in the tally
+    documents: Sequence[int]  # [B] their numbers in the tally
     sources: Sequence[tuple[State, Tensor | None]] = ()  # what the sequences held before (None: all rows), B in all; empty: nothing
     order: Tensor | None = None  # [B] where each sequence is among the sources' rows
     granted: Sequence[int] | None = None  # [B] tokens that the budget is a share of; None: as granted before
@@ -280,7 +292,7 @@ class Wave:
         """Put side by side what the sequences hold before their first token here."""
         layer = tokens.layer
         if not self.sources:
-            return self.cell.entitled(LayerCache.empty(layer, tokens.keys[None], len(self.lengths)), self.granted)
+            return self.cell.entitled(LayerCache.empty(layer, tokens.keys.transpose(0, 1)[None], len(self.lengths)), self.granted)
         held = [(state.caches[layer.index], rows) for state, rows in self.sources]
         cache = LayerCache.stack([cache if rows is None else cache.rows(rows) for cache, rows in held])
         return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.granted)
@@ -329,16 +341,16 @@ class Row:
     guess: Tensor | None = None  # the guess for the layer at hand, [1, H x G, N, D]
     previous: Tensor | None = None  # what the layer before was given
     rehearsing: bool = False  # whether a layer runs for its guess only
-    ropes: Callable[[], Mapping[str | None, Tensor]] = dict  # inverse frequencies by layer type, once the model has set them for the row
+    ropes: Callable[[], Mapping[str | None, Tensor]] = dict  # inverse frequencies by layer type, as the row needs them
     depth: int = 1  # attention layers in the model
 
     def attend(self, layer: Layer, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend in one layer for the whole row: `query` [1, H x G, N, D], `keys`, `values` [1, H, N, D]; returns [1, N, H x G, D]."""
         heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
-        spread = lambda tensor: tensor[0].unflatten(0, (heads, group))  # noqa: E731
+        spread = lambda tensor: tensor[0].transpose(0, 1).unflatten(1, (heads, group))  # noqa: E731
         output = query.new_zeros(query.shape[2], heads, group, values.shape[3])
         guessed = None if self.guess is None else spread(self.guess)
-        tokens = Tokens(layer, spread(query), keys[0], values[0], guessed, output, self.kernel)
+        tokens = Tokens(layer, spread(query), keys[0].transpose(0, 1), values[0].transpose(0, 1), guessed, output, self.kernel)
         for job in self.jobs:
             move(job, output.device)
             job.attend(tokens, self.counters)

@@ -37,4 +37,9 @@ def tiny(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(LlamaConfig(**{**settings, **overrides})).double().eval()
+        model = LlamaForCausalLM(LlamaConfig(**{**settings, **overrides}))
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if name.endswith("norm"):  # Llama's own norms round to float32
+                setattr(module, name, nn.RMSNorm(model.config.hidden_size, child.variance_epsilon))
+    return model.double().eval()

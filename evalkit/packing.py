@@ -82,6 +82,12 @@ class Readout:
         self.targets.append(target)
         self.slots.append(slot)
 
+    def sorted(self) -> tuple[list[int], list[int], list[int]]:
+        """Return, for each prediction in the row's order, which of the places it is read at, its target and its score's slot."""
+        order = sorted(range(len(self.places)), key=self.places.__getitem__)
+        rank = {place: i for i, place in enumerate(dict.fromkeys(self.places[i] for i in order))}
+        return [rank[self.places[i]] for i in order], [self.targets[i] for i in order], [self.slots[i] for i in order]
+
 
 @dataclass
 class _Leaf:
@@ -172,7 +178,7 @@ class Packing:
                     self.readout.add(place, target, slot)
                 scored = torch.zeros(1, len(whole), dtype=torch.bool)
                 scored[:, first:-1] = True
-                self.jobs.append(Simulated(torch.tensor([places]), one.cell, torch.tensor([one.number]), [len(whole)], scored))
+                self.jobs.append(Simulated(torch.tensor([places]), one.cell, [one.number], [len(whole)], scored))
 
     # Answers
 
@@ -200,8 +206,9 @@ class Packing:
             paths = torch.zeros(len(members), size, dtype=torch.long)
             for i, (_, one, tree) in enumerate(members):
                 self.tree(one, tree, index[i], depth[i], above[i], paths[i])
-            rows = torch.tensor([row for row, _, _ in members])
-            self.jobs.append(Gulp(index, depth, above, rows, branch, paths))
+            rows = [row for row, _, _ in members]
+            some = None if rows == list(range(len(branch.documents))) else torch.tensor(rows)
+            self.jobs.append(Gulp(index, depth, above, some, [one.number for _, one, _ in members], branch, paths))
 
     def tree(self, one: Asked, tree: Node, index: Tensor, depth: Tensor, above: Tensor, paths: Tensor) -> None:
         """Place one answer tree and fill in its rows of a gulp."""
@@ -243,7 +250,7 @@ class Packing:
             index,
             [len(own) for own in places],
             cell,
-            torch.tensor([leaf.asked.number for leaf in leaves]),
+            [leaf.asked.number for leaf in leaves],
             sources,
             order,
             granted=None if sources else [leaf.asked.document.basis for leaf in leaves],
@@ -261,8 +268,7 @@ class Packing:
 
 
 def _branch(asked: Sequence[Asked]) -> Branch:
-    lengths, numbers = [one.document.basis for one in asked], [one.number for one in asked]
-    return Branch(asked[0].cell, lengths, torch.tensor(numbers))
+    return Branch(asked[0].cell, [one.document.basis for one in asked], [one.number for one in asked])
 
 
 def _in_step(items: Sequence[Item], cell: Cell, shape: Callable[[Item], tuple[bool, int]]) -> list[list[Item]]:

@@ -92,7 +92,7 @@ class Policy:
         return []
 
     def read(self, cache: LayerCache, query: Tensor) -> Tensor | None:
-        """Return which held slots each query may read, [B, H, 1 or G, T, S]; None reads all. Asked before the new tokens are there."""
+        """Return which held slots each query may read, [B, H, 1 or G, T, S]; None: all. Asked before the new tokens are there."""
         return None
 
     def observe(self, cache: LayerCache, query: Tensor) -> LayerCache:

@@ -31,7 +31,11 @@ def admitted(requests: Sequence[Request], longest: int, overlength: str, record:
     ready = []
     for request in requests:
         if not request.answer or not request.prompt:
-            part = "continuation has no tokens (a token may span its border with the context)" if request.prompt else "context has no tokens"
+            part = (
+                "continuation has no tokens (a token may span its border with the context)"
+                if request.prompt
+                else "context has no tokens"
+            )
             raise UsageError(f"{request.where}: the {part}: mend the task's text or its target_delimiter")
         over = len(request.prompt) + len(request.answer) - 1 - longest
         if over <= 0:
@@ -57,9 +61,13 @@ def check_start(requests: Sequence[Request], tokenizer: Any, explicit: bool) -> 
     expected = not explicit and list(tokenizer("a")["input_ids"][:1]) == [bos]
     for request in requests:
         if request.prompt[:2] == (bos, bos):
-            raise UsageError(f"{request.where}: the prompt begins with two BOS tokens: give add_bos_token=False, or mend the chat template")
+            raise UsageError(
+                f"{request.where}: the prompt begins with two BOS tokens: give add_bos_token=False, or mend the chat template"
+            )
         if expected and request.prompt[0] != bos:
-            raise UsageError(f"{request.where}: the prompt lacks the BOS token its tokenizer puts first: give add_bos_token=True or False")
+            raise UsageError(
+                f"{request.where}: the prompt lacks the BOS token its tokenizer puts first: give add_bos_token=True or False"
+            )
 
 
 def gathered(requests: Sequence[Request]) -> tuple[list[Document], dict[int, tuple[int, int]]]:

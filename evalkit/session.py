@@ -5,6 +5,7 @@ Knows tokens; knows no text and no task.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,7 +115,9 @@ class Engine:
         """Start a sequence under a policy."""
         policy.check(protocol)
         if "whole_answer" in policy.needs:
-            raise UsageError(f"{type(policy).__name__} at these settings simulates prompt and answer in one pass and cannot go on: use another preset")
+            raise UsageError(
+                f"{type(policy).__name__} at these settings simulates prompt and answer in one pass and cannot go on: use another preset"
+            )
         return Session(self, self.cell(policy), protocol)
 
     def run(self, packing: Packing, cells: Iterable[Cell], length: int = 0) -> Tensor:
@@ -255,25 +258,23 @@ class _Scoring:
 
     def taken_before(self, asked: Sequence[Asked]) -> Branches:
         """Take in a long prompt in blocks, in rows of its own."""
-        branches = [Branch(one.cell, [one.document.basis], torch.tensor([one.number]), State(lasting=True)) for one in asked]
+        branches = [Branch(one.cell, [one.document.basis], [one.number], State(lasting=True)) for one in asked]
         self.engine.take_in(asked[0].document.taken, 0, branches, None)
         return [(branch, [one]) for branch, one in zip(branches, asked, strict=True)]
 
     def settle(self, packing: Packing, logits: Tensor) -> None:
         """Add up what the row's logits [W, V] say of each answer."""
-        readout, device = packing.readout, self.logprobs.device
         with self.engine.counters.phase("readout"):
-            index = {place: i for i, place in enumerate(sorted(set(readout.places)))}
-            at = torch.tensor([index[place] for place in readout.places], device=device)
-            targets, slots = torch.tensor(readout.targets, device=device), torch.tensor(readout.slots, device=device)
-            logprobs, best = likelihoods(logits.to(device), at, targets)
-            self.logprobs.index_add_(0, slots, logprobs.double())
-            self.misses.index_add_(0, slots, (best != targets).long())
+            at, targets, slots = packing.readout.sorted()
+            logprobs, best = likelihoods(logits, at, targets)
+            where = torch.tensor(slots, device=self.logprobs.device)
+            self.logprobs.index_add_(0, where, logprobs.to(self.logprobs))
+            self.misses.index_add_(0, where, (~best).to(self.misses))
 
     def results(self) -> list[CellScores]:
         """Return every cell's scores, in the documents' order."""
         logprobs, misses = self.logprobs.tolist(), self.misses.tolist()
-        tallies = {id(cell): cell.tally.sums for cell in self.cells if cell.tally}
+        tallies = {id(cell): cell.tally.totals() for cell in self.cells if cell.tally}
         results = []
         for number, cell in enumerate(self.cells):
             where = [row[number] for row in self.where]
@@ -296,17 +297,20 @@ def _families(work: Sequence[list[Asked]]) -> list[list[list[Asked]]]:
     return families
 
 
-def likelihoods(logits: Tensor, at: Tensor, targets: Tensor, chunk: int = 256) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of `targets` [R] at rows `at` [R] of `logits` [W, V], and each target row's likeliest token.
+def likelihoods(logits: Tensor, at: Sequence[int], targets: Sequence[int], chunk: int = 256) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of `targets` [R] at rows `at` [R] of `logits` [W, V], and whether each is its row's likeliest token.
 
-    In fp32 (fp64 for fp64 models) by log_softmax, as lm-eval does it, so that rounding agrees with its own models.
+    In fp32 (fp64 for fp64 models) by log_softmax, as lm-eval does it, so that rounding agrees with its own models. `at` ascends.
     """
     logprobs, best = [], []
-    for start in range(0, len(at), chunk):
-        rows = logits[at[start : start + chunk]]
-        exact = rows if rows.dtype == torch.float64 else rows.float()
-        logprobs.append(exact.log_softmax(-1).gather(1, targets[start : start + chunk, None])[:, 0])
-        best.append(exact.argmax(-1))
+    for start in range(0, len(logits), chunk):
+        low, high = bisect_left(at, start), bisect_left(at, start + chunk)
+        part = logits[start : start + chunk]
+        exact = part if part.dtype == torch.float64 else part.float()
+        rows = torch.tensor(at[low:high], dtype=torch.long, device=logits.device) - start
+        wanted = torch.tensor(targets[low:high], dtype=torch.long, device=logits.device)
+        logprobs.append(exact.log_softmax(-1)[rows, wanted])
+        best.append(exact.argmax(-1)[rows] == wanted)
     return torch.cat(logprobs), torch.cat(best)
 
 
@@ -324,6 +328,7 @@ class Session:
     waiting: tuple[int, ...] = ()
     seen: int = 0
     rotation: int = 0  # the regime that what is held was rotated under
+    said: tuple[int, Mapping[int, LayerCache]] | None = None  # the last token taken in while generating, and what was held before it
 
     @property
     def caches(self) -> list[LayerCache]:
@@ -338,30 +343,42 @@ class Session:
         """Take in a prompt or a message, or a reply as if it had been `decoded`; the policy acts at its end, the newest token waits."""
         if not (self.waiting or tokens):
             raise UsageError("a session cannot start from no tokens: feed it one or more, such as the tokenizer's BOS")
+        self.conclude()
         *ready, newest = (*self.waiting, *tokens)
         if ready:
-            self.rotate(self.seen + len(ready) + 1)
-            streamed = (decoded or self.protocol == "stream") and not self.cell.policy.passive
-            if streamed:
-                self.step(
-                    ready,
-                    granted=[self.seen + len(ready)],
-                    completes=0 if self.protocol == "stream" else len(ready) - 1,
-                    length=self.seen + len(ready) + 1,
-                )
-            else:
-                branch = Branch(self.cell, [self.seen + len(ready)], torch.zeros(1, dtype=torch.long), self.state)
+            end = self.seen + len(ready)
+            self.rotate(end + 1)
+            if self.cell.policy.passive or not (decoded or self.protocol == "stream"):
+                branch = Branch(self.cell, [end], [0], self.state)
                 self.engine.take_in(ready, self.seen, [branch], self.state if self.state.caches else None)
-            self.seen += len(ready)
+                self.seen = end
+            elif decoded:  # a reply goes on under the budget granted before it
+                self.advance(ready[:-1], None if self.state.caches else end, acts=self.protocol == "stream", length=end + 1)
+                self.advance(ready[-1:], end, acts=True, length=end + 1)
+            else:
+                self.advance(ready, end, acts=True, length=end + 1)
         self.waiting = (newest,)
+
+    def advance(self, tokens: Sequence[int], basis: int | None, *, acts: bool, length: int = 0) -> None:
+        """Take in tokens one by one; the policy acts as at a message's end at each of them, or at none. `basis` is granted anew."""
+        if tokens:
+            self.step(tokens, None if basis is None else [basis], 0 if acts else len(tokens), length)
+            self.seen += len(tokens)
+
+    def conclude(self) -> None:
+        """End a generated reply: take in its last token again, as the one at which the budget is granted anew and the policy acts."""
+        if self.said is not None and not self.cell.policy.passive:
+            token, held = self.said
+            self.state, self.seen = State(dict(held), lasting=True), self.seen - 1
+            self.advance([token], self.seen + 1, acts=True)
+        self.said = None
 
     def step(self, tokens: Sequence[int], granted: Sequence[int] | None, completes: int, length: int = 0) -> Tensor:
         """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s."""
         packing = Packing()
         index = torch.tensor([packing.place(tokens, self.seen)])
         sources = [(State(dict(self.state.caches)), None)] if self.state.caches else []
-        documents = torch.zeros(1, dtype=torch.long)
-        wave = Wave(index, [len(tokens)], self.cell, documents, sources, granted=granted, completes=completes, state=self.state)
+        wave = Wave(index, [len(tokens)], self.cell, [0], sources, granted=granted, completes=completes, state=self.state)
         packing.jobs.append(wave)
         return self.engine.run(packing, [self.cell], length)
 
@@ -394,7 +411,7 @@ class Session:
         packing, asked = Packing(), scoring.work[0]
         if self.state.caches:
             packing.answers(
-                [(Branch(self.cell, None, torch.zeros(1, dtype=torch.long), self.state), asked)],
+                [(Branch(self.cell, None, [0], self.state), asked)],
                 stream=self.protocol == "stream",
             )
         else:
@@ -411,6 +428,7 @@ class Session:
         while len(said) < limit:
             self.rotate(self.seen + 1, stepping=True)
             granted = None if self.state.caches else [self.seen]  # a prompt of one token has taken in none
+            self.said = (self.waiting[0], dict(self.state.caches))
             logits = self.step(self.waiting, granted, 0 if self.protocol == "stream" else 1)
             self.seen += 1
             token = int(logits[-1].argmax()) if choose is None else choose(logits[-1])

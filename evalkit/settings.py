@@ -63,7 +63,7 @@ def _settings(given: Mapping[str, Any]) -> Settings:
 
 
 def located(pretrained: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return lm-eval's arguments that load `pretrained`: a hub name, a folder, a GGUF file, a known model's name, or the default."""
+    """Return lm-eval's arguments that load `pretrained`: a hub name, a folder, a GGUF file, a known model, or the default."""
     if pretrained is None or pretrained in fetch.KNOWN:
         return {"pretrained": str(fetch.model_folder(pretrained or fetch.DEFAULT))}
     path = Path(pretrained).expanduser()
@@ -73,7 +73,9 @@ def located(pretrained: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"pretrained": str(path.parent), "gguf_file": path.name}
     if path.is_dir():
         if not (path / "config.json").is_file() and "gguf_file" not in given:
-            raise UsageError(f"pretrained={pretrained} is a folder without config.json: give a model folder, a GGUF file or a hub name")
+            raise UsageError(
+                f"pretrained={pretrained} is a folder without config.json: give a model folder, a GGUF file or a hub name"
+            )
         return {"pretrained": str(path)}
     if pretrained.startswith(("/", ".", "~")):
         raise UsageError(f"pretrained={pretrained} does not exist: give a model folder, a GGUF file or a hub name")

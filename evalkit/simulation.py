@@ -20,7 +20,7 @@ class Simulated:
 
     index: Tensor  # [B, T] the row's tokens of each sequence, prompt and answer
     cell: Cell
-    documents: Tensor  # [B] their numbers in the tally
+    documents: Sequence[int]  # [B] their numbers in the tally
     lengths: Sequence[int]  # [B] tokens that the budget is a share of
     answers: Tensor  # [B, T] whether the token's prediction is scored
     state: State = field(default_factory=State)

@@ -70,8 +70,8 @@ class Row:
 def make(asked: Asked) -> tuple[list[Row], dict[str, Any]]:
     """Run the table's cells in one pass; return its rows, and where they come from."""
     cells = asked.cells()
-    from .harness import PolicyLM
     from .harness.cells import Tasks, across, arguments
+    from .harness.model import PolicyLM
 
     with ExitStack() as stack:
         include = [room("tasks"), *([stack.enter_context(local.prepared(asked.data))] if asked.data else [])]
@@ -99,7 +99,11 @@ def markdown(found: Sequence[Row]) -> str:
     """Return the table: a line for each cell, a column for each task, accuracy and standard error in percent."""
     tasks, cells = list(dict.fromkeys(row.task for row in found)), list(dict.fromkeys(row.cell for row in found))
     at = {(row.cell, row.task): row for row in found}
-    lines = ["| policy@budget | " + " | ".join(f"{task} (n={at[cells[0], task].n})" for task in tasks) + " | mean | held | read | acted |"]
+    lines = [
+        "| policy@budget | "
+        + " | ".join(f"{task} (n={at[cells[0], task].n})" for task in tasks)
+        + " | mean | held | read | acted |"
+    ]
     lines.append("|---|" + "---:|" * (len(tasks) + 4))
     for cell in cells:
         mine = [at[cell, task] for task in tasks]

@@ -82,7 +82,8 @@ class TestFull:
 class TestPolicies:
     def test_h2o_changes_one_token_answers(self, folder):
         pairs = requests(*[(f"Is number {number} even?", answer) for number in range(5) for answer in ("y", "n")])
-        full, h2o = (kv(folder, name, **given).loglikelihood(pairs, disable_tqdm=True) for name, given in (("kv_full", {}), ("kv_h2o", {"budget": 0.1})))
+        full = kv(folder).loglikelihood(pairs, disable_tqdm=True)
+        h2o = kv(folder, "kv_h2o", budget=0.1).loglikelihood(pairs, disable_tqdm=True)
         assert all(abs(a - b) > 1e-6 for (a, _), (b, _) in zip(full, h2o, strict=True))
 
     def test_h2o_at_a_full_budget_is_full(self, folder):
@@ -91,7 +92,7 @@ class TestPolicies:
 
     def test_whole_texts_meet_the_policy(self, folder):
         text = requests(("A text of some length. " * 4,), kind="loglikelihood_rolling")
-        full, h2o = (kv(folder, name, **given).loglikelihood_rolling(text) for name, given in (("kv_full", {}), ("kv_h2o", {"budget": 0.2})))
+        full, h2o = kv(folder).loglikelihood_rolling(text), kv(folder, "kv_h2o", budget=0.2).loglikelihood_rolling(text)
         assert abs(full[0] - h2o[0]) > 1e-3
 
     def test_whole_texts_are_refused_by_policies_of_prompts(self, folder):
@@ -130,7 +131,8 @@ class TestPolicies:
             assert resps(together[name].results) == resps(alone)
 
     def test_sampling_is_seeded(self, folder):
-        ask = lambda seed: requests(("Once", {"do_sample": True, "temperature": 1.0, "seed": seed, "max_gen_toks": 16}), kind="generate_until")  # noqa: E731
+        how = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 16}
+        ask = lambda seed: requests(("Once", {**how, "seed": seed}), kind="generate_until")  # noqa: E731
         lm = kv(folder, "kv_h2o", budget=0.5)
         assert lm.generate_until(ask(1)) == lm.generate_until(ask(1))
         assert lm.generate_until(ask(1)) != lm.generate_until(ask(2))
@@ -151,7 +153,8 @@ class Newest(Policy):
 
 
 def resps(results):
-    return {task: [[(round(float(a), 9), b) for ((a, b),) in sample["resps"]] for sample in found] for task, found in results["samples"].items()}
+    rounded = lambda sample: [(round(float(a), 9), b) for ((a, b),) in sample["resps"]]  # noqa: E731
+    return {task: [rounded(sample) for sample in found] for task, found in results["samples"].items()}
 
 
 class TestRefusals:
@@ -177,7 +180,7 @@ class TestRefusals:
         assert "\n" not in str(error.value)
 
     def test_an_unknown_policy_is_refused_with_the_nearest(self, folder):
-        with pytest.raises(UsageError, match="policy=h20 is not known.*'h2o'"):
+        with pytest.raises(UsageError, match=r"policy=h20 is not known.*'h2o'"):
             kv(folder, "kv", policy="h20")
 
     def test_a_policy_that_refuses_the_protocol_says_so(self, folder):
@@ -216,8 +219,9 @@ class TestOverlength:
             kv(folder, max_length=40).loglikelihood(requests(*self.LONG), disable_tqdm=True)
 
     def test_truncating_keeps_the_end_as_hf_does_and_is_counted(self, folder):
-        lm, hf = kv(folder, max_length=40, overlength="truncate"), HFLM(str(folder), dtype="float64", device="cpu", max_length=40)
-        found, wanted = lm.loglikelihood(requests(*self.LONG), disable_tqdm=True), hf.loglikelihood(requests(*self.LONG), disable_tqdm=True)
+        lm = kv(folder, max_length=40, overlength="truncate")
+        hf = HFLM(str(folder), dtype="float64", device="cpu", max_length=40)
+        found, wanted = (model.loglikelihood(requests(*self.LONG), disable_tqdm=True) for model in (lm, hf))
         assert [a for a, _ in found] == pytest.approx([a for a, _ in wanted], abs=1e-9)
         assert lm.ledger()["tasks"]["made"]["truncated"] == 1
 
@@ -232,11 +236,14 @@ class TestOverlength:
 class TestTheCommand:
     def run(self, *arguments):
         command = [sys.executable, "-m", "lm_eval", *arguments, "--include_path", MINI, "--device", "cpu"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False
+        )
 
     def test_lm_eval_runs_a_policy_and_saves_the_ledger(self, folder, tmp_path):
         model_args = f"pretrained={folder},dtype=float64,budget=0.1"
-        done = self.run("--model", "kv_h2o", "--model_args", model_args, "--tasks", "mini_copa", "--limit", "3", "--output_path", str(tmp_path))
+        where = ("--tasks", "mini_copa", "--limit", "3", "--output_path", str(tmp_path))
+        done = self.run("--model", "kv_h2o", "--model_args", model_args, *where)
         assert done.returncode == 0, done.stderr
         (results,) = tmp_path.rglob("results_*.json")
         ledger = json.loads(results.read_text())["config"]["evalkit"]

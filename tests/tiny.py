@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -16,7 +18,7 @@ _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
@@ -52,17 +54,20 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {
         "head_dim": 8,
         "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "query_pre_attn_scalar": 16,
     },
-    "phi3": {"sliding_window": None},
+    "phi3": {"sliding_window": WINDOW},
     "phi3 longrope": {
         "model_type": "phi3",
         "original_max_position_embeddings": CROSSING,
         "rope_parameters": _SHORT_LONG,
     },
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_key_value_heads": None},
-    "gpt_neox": {"num_key_value_heads": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    "gpt_neox": {
+        "num_key_value_heads": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "gpt_oss": {
         "head_dim": 8,
         "sliding_window": WINDOW,
@@ -78,10 +83,11 @@ FAMILIES = tuple(_FAMILIES)
 
 
 def model(family: str = "llama", seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A model of `family` with the weights of `seed`: every weight, bias, norm and sink is random, attention far from uniform."""
+    """A model of `family` whose weights, biases, norms and sinks are all random, its attention far from uniform."""
     settings = {**_SIZES, "model_type": family, **_FAMILIES[family], **overrides}
-    config = AutoConfig.for_model(settings.pop("model_type"), **{name: value for name, value in settings.items() if value is not None})
-    built: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").double().eval()
+    config = AutoConfig.for_model(**{name: value for name, value in settings.items() if value is not None})
+    kernels = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    built: PreTrainedModel = AutoModelForCausalLM.from_config(config, **kernels).double().eval()
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(built.named_parameters()):
@@ -89,6 +95,13 @@ def model(family: str = "llama", seed: int = 0, **overrides: Any) -> PreTrainedM
             is_scale = "norm" in name and name.endswith("weight")
             parameter.copy_((1.0 if is_scale else 0.0) + noise * (0.2 if is_scale else 0.4))
     return built
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Keep float64 models from rounding to float32 inside, as their norms, softmaxes and rotations do."""
+    with patch.object(torch.Tensor, "float", torch.Tensor.double), patch.object(torch, "float32", torch.float64):
+        yield
 
 
 def tokens(count: int, seed: int = 0) -> tuple[int, ...]:

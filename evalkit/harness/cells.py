@@ -1,4 +1,4 @@
-"""Scores lm-eval's tasks under many cells in one pass over the prompts; lm-eval then computes each cell's metrics; knows no policy."""
+"""Scores lm-eval's tasks under many cells in one pass over the prompts; lm-eval then computes their metrics. Knows no policy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lm_eval import simple_evaluate
@@ -91,9 +92,7 @@ def across(lm: PolicyLM, cells: Mapping[str, Policy], tasks: Tasks, protocol: st
             documents, where = gathered(admitted(requests, lm.max_length, lm.settings.overlength, left))
             bar_id = bar.add_task(f"{task} x {len(cells)} cells", total=len(documents))
             lm.engine.counters = Counters()
-            scored = lm.engine.score(
-                documents, list(cells.values()), protocol, lambda done, bar_id=bar_id: bar.advance(bar_id, done)
-            )
+            scored = lm.engine.score(documents, list(cells.values()), protocol, partial(bar.advance, bar_id))
             for (name, policy), cell in zip(cells.items(), scored, strict=True):
                 refuse_idle(policy, documents, cell.tally)
                 record = results[name].records.setdefault(task, Record(truncated=left.truncated, skipped=left.skipped))

@@ -97,7 +97,8 @@ class PolicyLM(HFLM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Score whole texts, token by token under the budget (protocol=stream), in windows of the model's length."""
         self.policy.check("stream")
-        asked, owner = [], []
+        asked: list[Request] = []
+        owner = []
         for number, request in enumerate(requests):
             for context, answer in self.windows(request.args[0]):
                 asked.append(
@@ -231,3 +232,8 @@ def progress(quiet: bool) -> Progress:
     """A progress bar over documents with the time left, on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=quiet)
+
+
+def plain_hf(pretrained: str, **given: Any) -> HFLM:
+    """Return lm-eval's own `hf` model, to compare with."""
+    return HFLM(pretrained, **given)

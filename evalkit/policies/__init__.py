@@ -1,4 +1,4 @@
-"""The registry of policies: one file, one policy; the file's name is the policy's name. Knows where policies are found, not what they do.
+"""The registry of policies: one file, one policy; the file's name is the policy's. Knows where they are found, not what they do.
 
 A policy is named `h2o`, `h2o:paper` (a preset), `./mine.py:Mine` (a class in a file) or by an installed package's entry point in the
 group `evalkit.policies`.

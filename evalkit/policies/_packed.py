@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple, TypeVar, cast
 
 import torch
@@ -79,9 +80,11 @@ class Coded(NamedTuple):
         """Drop the rows of groups before `first`."""
         return Coded(*(since(tensor, first) for tensor in self))
 
-    def then(self, other: Coded) -> Coded:
-        """Add the rows of groups of `other` behind."""
-        return Coded(*(torch.cat(pair, 2) for pair in zip(self, other, strict=True))) if other.length else self
+    def then(self, groups: Tensor, bits: int) -> Coded:
+        """Code `groups` [B, H, N, C, size] and add them behind."""
+        if not groups.shape[2]:
+            return self
+        return Coded(*(torch.cat(pair, 2) for pair in zip(self, encode(groups, bits), strict=True)))
 
 
 def encode(groups: Tensor, bits: int) -> Coded:
@@ -102,16 +105,18 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """Put codes [..., size] into bytes: the first of a byte in its lowest bits, zeros where codes run out."""
     codes = pad(codes, (0, -codes.shape[-1] % (8 // bits)))
     codes = codes.unflatten(-1, (codes.shape[-1] * bits // 8, 8 // bits))
-    return (codes << _shifts(codes, bits)).sum(-1, dtype=torch.uint8)
+    return (codes << shifts(bits, codes.device)).sum(-1, dtype=torch.uint8)
 
 
 def unpack(codes: Tensor, bits: int) -> Tensor:
     """Take codes out of bytes, the filling zeros among them."""
-    return ((codes[..., None] >> _shifts(codes, bits)) & (2**bits - 1)).flatten(-2)
+    return ((codes[..., None] >> shifts(bits, codes.device)) & (2**bits - 1)).flatten(-2)
 
 
-def _shifts(codes: Tensor, bits: int) -> Tensor:
-    return torch.arange(0, 8, bits, device=codes.device, dtype=torch.uint8)
+@cache
+def shifts(bits: int, device: torch.device) -> Tensor:
+    """Return where a byte's codes lie in it; kept, since every decoded token asks for it in every layer."""
+    return torch.arange(0, 8, bits, device=device, dtype=torch.uint8)
 
 
 def since(tensor: Tensor, first: int) -> Tensor:
@@ -157,10 +162,13 @@ class Part:
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Restore keys and values, [B, H, S, D] each."""
-        bits, layout = self.form.bits, self.layout
-        keys = decode(self.coded_keys, bits, layout.group).transpose(3, 4).flatten(2, 3)[:, :, self.passed :]
-        values = decode(self.coded_values, bits, layout.value_group).flatten(3)
-        return torch.cat([keys, self.keys], 2), torch.cat([values, self.values], 2)
+        bits, layout, keys, values = self.form.bits, self.layout, self.keys, self.values
+        if self.coded_keys.length:
+            old = decode(self.coded_keys, bits, layout.group).transpose(3, 4).flatten(2, 3)
+            keys = torch.cat([old[:, :, self.passed :], keys], 2)
+        if self.coded_values.length:
+            values = torch.cat([decode(self.coded_values, bits, layout.value_group).flatten(3), values], 2)
+        return keys, values
 
     def append(self, keys: Tensor, values: Tensor) -> Part:
         """Add T entries in full precision, [B, H, T, D] each."""
@@ -174,8 +182,8 @@ class Part:
         values = max(0, self.values.shape[2] - form.residual)
         return replace(
             part,
-            coded_keys=part.coded_keys.then(encode(layout.of_keys(self.keys[:, :, :keys]), form.bits)),
-            coded_values=part.coded_values.then(encode(layout.of_values(self.values[:, :, :values]), form.bits)),
+            coded_keys=part.coded_keys.then(layout.of_keys(self.keys[:, :, :keys]), form.bits),
+            coded_values=part.coded_values.then(layout.of_values(self.values[:, :, :values]), form.bits),
             keys=since(self.keys, keys),
             values=since(self.values, values),
         )

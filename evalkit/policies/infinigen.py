@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from ..policy import LayerCache, Model, Policy, Positive, Presets, Share, top
 
 
@@ -43,13 +44,17 @@ class InfiniGen(Policy):
         "repo-faster": {"columns": "queries"},
     }
 
+    def __post_init__(self) -> None:
+        if not self.alpha >= 0:
+            raise UsageError(f"alpha={self.alpha} is not allowed: give a distance between scores, 0 or more")
+
     def read(self, cache: LayerCache, query: Tensor) -> Tensor | None:
         if cache.allowance is None or cache.layer.index < self.dense_layers:
             return None
         among = cache.reach(cache.seen[:, None])[:, :, 0, 0]
         guessed = self.guessed(cache).masked_fill(~among, float("-inf"))
         near = guessed >= guessed.amax(-1, keepdim=True) - self.alpha
-        count = (near.sum((1, 2)) // near.shape[1]).clamp(min=1).minimum(cache.allowance)
+        count = (near.sum((1, 2)) // near.shape[1]).minimum(cache.allowance)
         if self.dense_start:
             count = count.where(cache.seen >= cache.allowance, cache.allowance)
         return top(guessed, count[:, None], among.expand_as(guessed))[:, :, None, None]

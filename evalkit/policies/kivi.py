@@ -24,10 +24,11 @@ class KIVI(Policy):
     the largest number below that divides the head size.
 
     A budget is a share of the full cache's bytes: codes, scales, least numbers and residual. `bits` and `residual` are the largest
-    that fit it, bits first, chosen anew whenever a prompt or message is complete; a sequence's bits never rise again. Prompts of a
-    few groups may cost more, since keys in less than a group stay as they are: then the least possible is held. `kivi:2bit` and
-    `kivi:4bit` fix both as the paper does, and so do the knobs; their budget is 100%. Layers with a sliding window code at most a
-    window of keys at once, and no keys where the window is shorter than a group.
+    that fit it, bits first, chosen anew whenever a prompt or message is complete. Where fewer bits fit than before, what is coded
+    is coded again; more bits return with the next message taken in whole. Prompts of a few groups may cost more than the budget,
+    since keys in less than a group stay as they are: then the least possible is held. `kivi:2bit` and `kivi:4bit` fix bits and
+    residual as the paper does, and so do the knobs; their budget is 100%. Layers with a sliding window code at most a window of
+    keys at once, and none where the window is shorter than a group.
     """
 
     bits: Literal[2, 4] | None = None  # as the budget allows unless given
@@ -48,11 +49,11 @@ class KIVI(Policy):
             raise UsageError(f"residual={self.residual} goes with bits, else the budget chooses it: give bits=2 or bits=4 too")
         if self.bits is not None and self.kept % self.group:
             raise UsageError(f"residual={self.kept} is not allowed: give a multiple of group={self.group}")
-        floor = Fraction(group_bytes(self.group, LEAST_BITS), self.group * ELEMENT_BYTES)
-        if self.budget.share is not None and not self.budget.whole and self.budget.share < floor:
+        least = Fraction(group_bytes(self.group, LEAST_BITS), self.group * ELEMENT_BYTES)
+        if self.budget.share is not None and not self.budget.whole and self.budget.share < least:
             raise UsageError(
-                f"budget={self.budget} is below {float(floor * 100):g}%, the least that KIVI can hold: {LEAST_BITS} bits, and a scale "
-                f"and a least number for every {self.group}: give that or more"
+                f"budget={self.budget} is below {float(least * 100):g}%, the least that KIVI can hold ({LEAST_BITS} bits, and two "
+                f"numbers for each group of {self.group}): give that or more"
             )
 
     @property
@@ -74,30 +75,31 @@ class KIVI(Policy):
         if packed is cache.entries and not cache.complete:
             return replace(cache, entries=packed.settled(lambda part, _: part.form))
         grants = [0] * packed.count if cache.allowance is None else cache.allowance.tolist()
-        return replace(cache, entries=packed.settled(lambda part, place: self.form(part, grants[place], cache.layer.window)))
+        return replace(cache, entries=packed.settled(lambda part, place: self.form(cache, part, grants[place])))
 
-    def form(self, part: Part, allowance: int, window: int | None) -> Form:
+    def form(self, cache: LayerCache, part: Part, allowance: int) -> Form:
         """Return the form for sequences stored like `part`, of which the budget grants `allowance` entries in full precision."""
-        if self.bits is None:
-            return largest(part.layout, part.length, allowance, part.form.bits, window)
-        return Form(self.bits, self.kept, unit(self.kept, self.group, window))
+        window = cache.layer.window
+        if self.bits is not None:
+            return Form(self.bits, self.kept, unit(self.kept, self.group, window))
+        most = part.form.bits if cache.decoding else MOST_BITS  # token by token, bits would rise and fall with every group of keys
+        return largest(part.layout, part.length, allowance, most, window)
 
 
 @lru_cache(maxsize=1 << 16)
 def largest(layout: Layout, length: int, allowance: int, most_bits: int, window: int | None) -> Form:
-    """Return the form for `length` tokens with the most bits, then the longest residual, that costs no more than `allowance` tokens in full.
+    """Return the form that leaves `length` tokens in no more bytes than `allowance` full ones: most bits, then longest residual.
 
     Where none is small enough it is the smallest.
     """
     allowed = allowance * (layout.key_size + layout.value_size) * ELEMENT_BYTES
     live = length if window is None else min(length, window)
     longest = -(-max(live, allowance) // layout.group) * layout.group
-    for bits in (MOST_BITS, LEAST_BITS):
-        for residual in range(longest, -1, -layout.group):
-            form = Form(bits, residual, unit(residual, layout.group, window))
-            if bits <= most_bits and cost(layout, form, length, live) <= allowed:
-                return form
-    return Form(LEAST_BITS, 0, unit(0, layout.group, window))
+    bits = [bits for bits in (MOST_BITS, LEAST_BITS) if bits <= most_bits]
+    residuals = range(longest, -1, -layout.group)
+    forms = (Form(each, residual, unit(residual, layout.group, window)) for each in bits for residual in residuals)
+    fitting = (form for form in forms if cost(layout, form, length, live) <= allowed)
+    return next(fitting, Form(LEAST_BITS, 0, unit(0, layout.group, window)))
 
 
 def unit(residual: int, group: int, window: int | None) -> int:

@@ -78,8 +78,7 @@ class Quest(Policy):
         page = cache.positions[:, 0, cache.slots - cache.fresh :] // self.page
         passed = page != after.gather(1, page % places)  # a block may be longer than the sliding window
         keys = keys.masked_fill(_spread(passed), float("-inf"))
-        bounds = known.scatter_reduce(2, _spread(page % places).expand_as(keys), keys, "amax")
-        return cache.note("bounds", bounds.masked_fill(_spread(after < 0), 0))
+        return cache.note("bounds", known.scatter_reduce(2, _spread(page % places).expand_as(keys), keys, "amax"))
 
     # Pages lie at places: page p at place p, or p modulo P where a sliding window lets early pages go
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..policy import LayerCache, Natural, Policy, Presets, granted, top
 
-_MIX, _SPREAD, _PRIME = 0x9E3779B1, 0x85EBCA6B, 2**31 - 1
+_POSITION, _HEAD, _LAYER, _SEED, _PRIME = 0x9E3779B1, 0x85EBCA6B, 0x27D4EB2F, 0xC2B2AE3D, 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Random(Policy):
     def draw(self, cache: LayerCache) -> Tensor:
         """[B, H, S] a number for each entry, the same wherever its sequence is computed."""
         heads = torch.arange(cache.positions.shape[1], device=cache.positions.device)[:, None]
-        place = (cache.positions + 1) * _MIX + (heads + 1) * _SPREAD + (cache.layer.index + 1) * (self.seed + 1) * 40503
+        place = (cache.positions + 1) * _POSITION + (heads + 1) * _HEAD + (cache.layer.index + 1) * _LAYER + self.seed * _SEED
         for shift in (15, 13):
-            place = ((place ^ (place >> shift)) * _SPREAD) % _PRIME
+            place = ((place ^ (place >> shift)) * _HEAD) % _PRIME
         return place.double()

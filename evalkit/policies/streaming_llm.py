@@ -40,8 +40,9 @@ class StreamingLLM(Policy):
         if not (cache.complete or self.every_step):
             return cache
         allowance = granted(cache)
-        sinks = (allowance - 1).clamp(max=self.sinks)
-        return cache.keep(first(cache, sinks) | last(cache, allowance - sinks))
+        sinks = first(cache, (allowance - 1).clamp(max=self.sinks))
+        held = sinks[:, 0].sum(-1)  # none of them where a sliding window has passed
+        return cache.keep(sinks | last(cache, allowance - held))
 
     def place(self, cache: LayerCache) -> Tensor | None:
         if not self.rerotate:

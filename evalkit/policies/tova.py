@@ -12,8 +12,8 @@ from ..policy import LayerCache, Policy, Presets, granted, top
 class TOVA(Policy):
     """Keep the entries with the largest attention from the newest token, averaged over all heads of the layer, at every token.
 
-    Paper: Oren et al., "Transformers are Multi-State RNNs", arXiv 2401.06104. All heads of a layer keep the same entries and nothing
-    is forced to stay. `tova:kvpress` acts when a prompt or message is whole only, and always keeps the newest token.
+    Paper: Oren et al., "Transformers are Multi-State RNNs", arXiv 2401.06104. All heads of a layer keep the same entries and
+    nothing is forced to stay. `tova:kvpress` acts when a prompt or message is whole only, and always keeps the newest token.
     """
 
     every_step: bool = True
