@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 from transformers import PreTrainedModel as PreTrainedModel  # for those that may not know transformers
 
-from .cache import Layer
 from .errors import UsageError
+from .layer import Layer
 from .memory import Row
 
 NAME = "evalkit"

@@ -22,7 +22,7 @@ TARGETS = {"hellaswag": 0.4, "openbookqa": 0.4, "piqa": 0.7, "copa": 0.7, "winog
 
 
 def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None) -> None:
-    """Print, for each task, the seconds of both sides and their ratios: median and range over `repeats` turns."""
+    """Print, for each task, how far both sides' results are apart, their seconds, and the ratios: median and range over `repeats`."""
     from .harness.cells import Recorded, Tasks
 
     names = list(tasks or (SIX if data else [f"mini_{name}" for name in SIX]))
@@ -30,9 +30,26 @@ def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None
         include = [str(room("tasks")), *([str(stack.enter_context(local.prepared(data)))] if data else [])]
         hf, kv = _models()
         for name in names:
-            collector = Recorded()
-            Tasks([name], include, limit).evaluate(collector)
+            task, collector = Tasks([name], include, limit), Recorded()
+            task.evaluate(collector)
+            print(f"{name}: {len(collector.requests)} requests of {limit} documents")
+            _agree(task, hf, kv, collector.requests)
             _compare(name, hf, kv, collector.requests, repeats)
+
+
+def _agree(task: Any, hf: Any, kv: Any, requests: list[Any]) -> None:
+    """Print how far full's log-likelihoods are from hf's, how many greedy flags differ, and both accuracies."""
+    from .harness.cells import Recorded
+
+    theirs = _hf(hf, requests, 8)
+    for rows in (64, 1024):
+        kv.engine.row_tokens = rows
+        ours = _kv(kv, requests, "full", "100%", "prompt")
+        furthest = max(abs(a - b) for (a, _), (b, _) in zip(theirs, ours, strict=True))
+        flags = sum(a != b for (_, a), (_, b) in zip(theirs, ours, strict=True))
+        accuracies = [task.evaluate(Recorded(side))["results"][task.names[0]]["acc,none"] for side in (theirs, ours)]
+        print(f"  full against hf, row_tokens={rows}: furthest log-likelihood {furthest:.1e}, greedy flags differing {flags}, "
+              f"accuracy {accuracies[0]:.4f} and {accuracies[1]:.4f}")  # fmt: skip
 
 
 def _models() -> tuple[Any, Any]:
@@ -59,7 +76,7 @@ def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int) -> 
         for side, call in sides.items():
             seconds[side].append(_timed(call))
     target = TARGETS.get(name.removeprefix("mini_"))
-    print(f"{name}: {len(requests)} requests, hf batch_size={size}, row_tokens={rows}")
+    print(f"  best batch_size of hf {size}, best row_tokens of kv {rows}")
     for side, base in (
         ("full prompt", "hf"),
         ("h2o prompt", "full prompt"),
@@ -86,14 +103,14 @@ def _best_rows(kv: Any, requests: list[Any]) -> int:
     return int(kv.engine.row_tokens)
 
 
-def _hf(hf: Any, requests: list[Any], size: int) -> None:
+def _hf(hf: Any, requests: list[Any], size: int) -> Any:
     hf.batch_size_per_gpu = size
-    hf.loglikelihood(requests, disable_tqdm=True)
+    return hf.loglikelihood(requests, disable_tqdm=True)
 
 
-def _kv(kv: Any, requests: list[Any], policy: str, budget: str, protocol: str) -> None:
+def _kv(kv: Any, requests: list[Any], policy: str, budget: str, protocol: str) -> Any:
     kv.policy, kv.settings.protocol = build(policy, budget), protocol
-    kv.loglikelihood(requests, disable_tqdm=True)
+    return kv.loglikelihood(requests, disable_tqdm=True)
 
 
 def _timed(call: Callable[[], object]) -> float:

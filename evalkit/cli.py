@@ -94,7 +94,7 @@ def table(
     limit: Annotated[int | None, typer.Option(help="Only the first so many documents of each task.", min=1)] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="Examples in front of each prompt.", min=0)] = None,
     model_args: Annotated[str, typer.Option(help="What lm-eval's hf model takes, as name=value,...")] = "",
-    data: Annotated[Path | None, typer.Option(help="A folder with DATA/<task>/<split>.jsonl files.")] = None,
+    data: Annotated[Path | None, typer.Option(envvar="EVALKIT_DATA", help="A folder with DATA/<task>/<split>.jsonl files.")] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for table.md and table.json.")] = None,
 ) -> None:
     """Print accuracy against budget, every cell from one pass over the prompts."""
@@ -117,7 +117,9 @@ def demo(limit: Annotated[int, typer.Option(help="Items of each task.", min=1)] 
 
 @app.command()
 def bench(
-    data: Annotated[Path | None, typer.Option(help="A folder with DATA/<task>/<split>.jsonl files; else the mini suite.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="EVALKIT_DATA", help="As for table; without it the mini suite is timed.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Documents of each task.", min=1)] = 40,
     repeats: Annotated[int, typer.Option(help="Timed runs of each side, in turn.", min=1)] = 3,
     tasks: Annotated[str | None, typer.Option(help="Tasks, with commas; else all six.")] = None,

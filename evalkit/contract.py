@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .cache import EMPTY, LayerCache
 from .counters import BYTES, DENSE_BYTES, HELD, READ
-from .packing import Document
+from .documents import Document
 from .policies import build
 from .policy import Policy
 from .trial import CLOSE, Answers, Trial, conversation, differ, logprobs, one_by_one, score, tokens

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .cache import Layer, LayerCache
+from .cache import LayerCache
 from .errors import UsageError, nearest
+from .layer import Layer
 
 Kernel = Literal["sdpa", "flash", "eager"]
 Mask = Callable[[int, int], Tensor]  # (start, stop) of the queries -> what they may see, [B, H or 1, G or 1, T, S]

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from .counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN
+from .documents import Document
 from .errors import UsageError
-from .packing import Document
 from .policy import Policy
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .cache import NOTHING, Layer, LayerCache
+from .cache import NOTHING, LayerCache
 from .counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN, Counters, Tally
 from .entries import ELEMENT_BYTES
 from .kernels import Kernel
+from .layer import Layer
 from .policy import Policy
 
 
@@ -195,142 +196,6 @@ class Block:
 
 
 @dataclass
-class Gulp:
-    """Answers under a policy that leaves decoded tokens alone: trees of tokens that attend to what is held, all at once."""
-
-    index: Tensor  # [B, T] the row's tokens of each tree
-    depth: Tensor  # [B, T] how many tokens of the answer come before
-    above: Tensor  # [B, T, T] which tokens of the tree each one follows, itself included
-    rows: Tensor | None  # [B] which of the branch's sequences they answer; None: all, in order
-    documents: Sequence[int]  # [B] their numbers in the tally
-    branch: Branch
-    paths: Tensor  # [B, T] how many answers run through the token
-    masks: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)  # of uniform caches, by their slots
-
-    def attend(self, tokens: Tokens, counters: Counters) -> None:
-        """Attend from all tokens of all trees at once."""
-        layer, cell = tokens.layer, self.branch.cell
-        cache = self.branch.state.caches[layer.index]
-        cache = cache if self.rows is None else cache.rows(self.rows)
-        mask = self.uniform_mask(cache) if cache.uniform else self.mask(cache)
-        keys, values = tokens.entries(self.index)
-        keys = torch.cat([cell.keys(cache), keys], dim=2)
-        values = torch.cat([cache.entries.dense()[1], values], dim=2)
-        with counters.phase("attention"):
-            blocks = [(0, self.index.shape[1])]
-            output = kernels.masked(layer, tokens.queries(self.index), keys, values, lambda *_: mask, blocks, tokens.kernel)
-            tokens.put(self.index, output)
-        if cell.tally is not None:
-            self.count(cell, cache, mask)
-
-    def uniform_mask(self, cache: LayerCache) -> Tensor:
-        """As `mask`, for caches of which all is seen: the same in every layer."""
-        key = (cache.slots, cache.seen.device)
-        if key not in self.masks:
-            self.masks[key] = torch.nn.functional.pad(self.above[:, None, None], (cache.slots, 0), value=True)
-        return self.masks[key]
-
-    def mask(self, cache: LayerCache) -> Tensor:
-        """[B, H or 1, 1, T, S + T] what each token of a tree sees: what is held, then the tokens above it."""
-        window, now = cache.layer.window, cache.seen[:, None] + self.depth
-        held, tree = cache.reach(now), self.above
-        if window is not None:
-            tree = tree & (now[:, :, None] - now[:, None] < window)
-        return torch.cat([held, tree[:, None, None].expand(-1, held.shape[1], -1, -1, -1)], dim=-1)
-
-    def count(self, cell: Cell, cache: LayerCache, mask: Tensor) -> None:
-        """Count what the queries read, each as often as answers run through it."""
-        heads, window = cache.positions.shape[1], cache.layer.window
-        read = mask.sum(-1).sum((1, 2)) * (heads // mask.shape[1])
-        reach = cache.seen[:, None] + self.depth + 1
-        reach = (reach if window is None else reach.clamp(max=window)) * heads
-        totals = torch.stack([read, reach, torch.ones_like(read)]).mul_(self.paths).sum(2)
-        cell.count_read(self.documents, cache, *totals)
-
-
-@dataclass
-class Wave:
-    """Decoded or streamed tokens, one after another under the policy, of several sequences in step.
-
-    Sequences of unequal length end together: the longest starts first. So their last caches lie side by side.
-    """
-
-    index: Tensor  # [B, T] the row's tokens, aligned to the right; unused places in front hold any
-    lengths: Sequence[int]  # [B] tokens of each sequence, longest first
-    cell: Cell
-    documents: Sequence[int]  # [B] their numbers in the tally
-    sources: Sequence[tuple[State, Tensor | None]] = ()  # what the sequences held before (None: all rows), B in all; empty: nothing
-    order: Tensor | None = None  # [B] where each sequence is among the sources' rows
-    granted: Sequence[int] | None = None  # [B] tokens that the budget is a share of; None: as granted before
-    completes: int = 0  # the step from which every token completes a prompt or message; T for none
-    paths: Tensor | None = None  # [B, T] how many answers run through the token; None for prompts
-    state: State = field(default_factory=State)
-
-    def attend(self, tokens: Tokens, counters: Counters) -> None:
-        """Run the recurrence: read, attend, observe, write and evict, token by token."""
-        start, steps = self.begin(tokens), self.index.shape[1]
-        query, guess, (keys, values) = (
-            tokens.queries(self.index),
-            tokens.guesses(self.index),
-            tokens.entries(self.index),
-        )
-        outputs = torch.empty_like(query)
-        cache, active = start, 0
-        for step in range(steps):
-            ready = sum(length >= steps - step for length in self.lengths)
-            if ready > active:
-                joining = start.rows(slice(active, ready)) if ready - active < len(self.lengths) else start
-                cache, active = (LayerCache.stack([cache, joining]) if active else joining), ready
-            now = slice(step, step + 1)
-            expected = None if guess is None else guess[:active, :, :, now]
-            asking = replace(cache, guess=expected)
-            cache, output = self.step(asking, query[:active, :, :, now], keys[:active, :, now], values[:active, :, now], step)
-            outputs[:active, :, :, now] = output
-        self.finish(cache, outputs, tokens)
-
-    def begin(self, tokens: Tokens) -> LayerCache:
-        """Put side by side what the sequences hold before their first token here."""
-        layer = tokens.layer
-        if not self.sources:
-            return self.cell.entitled(LayerCache.empty(layer, tokens.keys.transpose(0, 1)[None], len(self.lengths)), self.granted)
-        held = [(state.caches[layer.index], rows) for state, rows in self.sources]
-        cache = LayerCache.stack([cache if rows is None else cache.rows(rows) for cache, rows in held])
-        return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.granted)
-
-    def step(self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int) -> tuple[LayerCache, Tensor]:
-        """Take in one token a sequence; return what is held then and the attention's output [B, H, G, 1, D]."""
-        policy, layer = self.cell.policy, cache.layer
-        read = policy.read(cache, query) if policy.overrides("read") and cache.slots else None
-        cache = cache.append(keys, values, decoding=True, complete=step >= self.completes)
-        allowed = cache.visible(1)
-        if read is not None:
-            allowed = allowed & torch.nn.functional.pad(read, (0, 1), value=True)
-        weights = layer.attention(query, self.cell.keys(cache), allowed)
-        output = kernels.mixed(weights, cache.entries.dense()[1])
-        if self.paths is not None and self.cell.tally is not None:
-            self.count(cache, allowed, self.paths[: len(keys), step])
-        if policy.passive:
-            return cache.expired(), output
-        cache = policy.observe(replace(cache, attended=(query, weights)), query)
-        return policy.evict(policy.write(cache), query).expired(), output
-
-    def count(self, cache: LayerCache, allowed: Tensor, paths: Tensor) -> None:
-        """Count what the queries read: a query group's reads by their union."""
-        heads = cache.positions.shape[1]
-        read = allowed.any(2).sum((-1, -2)).float().mean(1) * heads
-        self.cell.count_read(self.documents[: len(paths)], cache, read * paths, cache.tokens * heads * paths, paths)
-
-    def finish(self, cache: LayerCache, outputs: Tensor, tokens: Tokens) -> None:
-        """Hand on the caches and set the outputs of the places in use."""
-        self.state.caches[cache.layer.index] = cache
-        if self.paths is None:
-            self.cell.count_held(self.documents, cache)
-        lengths, steps = torch.tensor(self.lengths, device=outputs.device), outputs.shape[3]
-        used = torch.arange(steps, device=outputs.device) >= steps - lengths[:, None]
-        tokens.output[self.index[used]] = outputs.permute(0, 3, 1, 2, 4)[used]
-
-
-@dataclass
 class Row:
     """A packed row: its jobs, run in order inside every layer."""
 
@@ -360,9 +225,14 @@ class Row:
     def forget(self, layer: Layer) -> None:
         """Let go of the layer's caches that no session keeps."""
         for job in self.jobs:
-            for state in (job.state,) if isinstance(job, Wave) else (branch.state for branch in getattr(job, "branches", ())):
+            for state in states(job):
                 if not state.lasting:
                     state.caches.pop(layer.index, None)
+
+
+def states(job: Job) -> list[State]:
+    """Return the states a job leaves caches in: its own, or its branches'."""
+    return [job.state] if hasattr(job, "state") else [branch.state for branch in getattr(job, "branches", ())]
 
 
 def move(job: Job, device: torch.device) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .documents import Document
 from .errors import UsageError
 from .ledger import Record
-from .packing import Document
 
 
 @dataclass(frozen=True)

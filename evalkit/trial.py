@@ -7,16 +7,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .attention import PreTrainedModel
+from .documents import Document
 from .errors import UsageError
 from .model import tiny
-from .packing import Document, Packing
+from .packing import Packing
 from .policy import Policy
-from .session import PROTOCOLS, CellScores, Engine, Session
+from .scoring import CellScores
+from .session import PROTOCOLS, Engine, Session
 
 BUDGETS = ("10%", "12", "30%", "50%")  # the first two that a policy accepts are tried
 VOCABULARY = 128
@@ -52,7 +55,7 @@ class Trial:
     documents: Sequence[Document] = field(default_factory=documents)
     known: dict[tuple[Policy, str], CellScores] = field(default_factory=dict)
 
-    def engine(self, **settings: int) -> Engine:
+    def engine(self, **settings: Any) -> Engine:
         """Return a new engine on the model."""
         return Engine(self.model, calibration=lambda: tokens(VOCABULARY, 999), **settings)
 
@@ -117,8 +120,8 @@ class Watched(Engine):
 
     logits: list[Tensor] = field(default_factory=list)
 
-    def run(self, packing: Packing, *given: object) -> Tensor:  # type: ignore[override]
-        self.logits.append(super().run(packing, *given))  # type: ignore[arg-type]
+    def run(self, packing: Packing, *given: Any) -> Tensor:
+        self.logits.append(super().run(packing, *given))
         return self.logits[-1]
 
 

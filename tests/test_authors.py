@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalkit.cache import Layer, LayerCache
+from evalkit.cache import LayerCache
 from evalkit.counters import Counters
+from evalkit.decoding import Wave
 from evalkit.kernels import rotated
-from evalkit.memory import Block, Branch, Cell, Row, State, Wave
+from evalkit.layer import Layer
+from evalkit.memory import Block, Branch, Cell, Row, State
 from evalkit.policies import build, find
 from evalkit.policy import Budget, Policy, last, top
 from tests.authors.recording.tensors import drawn

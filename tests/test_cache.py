@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from evalkit import cache as module
-from evalkit.cache import EMPTY, Layer, LayerCache
+from evalkit.cache import EMPTY, LayerCache
 from evalkit.entries import Plain
+from evalkit.layer import Layer
 
 HEADS, GROUP, SIZE = 2, 3, 4
 

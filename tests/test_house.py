@@ -17,15 +17,18 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # A module imports from rows above its own only.
 ROWS = (
-    ("evalkit", "errors", "trie", "entries", "counters", "hook", "build_hook", "model"),
+    ("evalkit", "errors", "trie", "entries", "counters", "hook", "build_hook", "model", "layer"),
     ("cache", "rooms", "fetch", "sampling"),
     ("policy", "kernels", "data"),
-    ("policies._packed", "memory"),
+    ("policies._codes", "memory"),
+    ("policies._packed", "decoding", "documents"),
     ("policies.*", "policies", "attention", "simulation"),
     ("packing", "calibration", "settings", "listing"),
-    ("session", "ledger"),
-    ("trial", "requests"),
-    ("contract", "harness.model"),
+    ("engine", "ledger"),
+    ("scoring", "requests"),
+    ("session",),
+    ("trial", "harness.model"),
+    ("contract",),
     ("harness", "harness.cells"),
     ("table", "doctor"),
     ("bench",),

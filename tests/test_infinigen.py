@@ -11,12 +11,13 @@ import torch
 from transformers import AttentionInterface
 
 from evalkit import attention
-from evalkit.cache import Layer, LayerCache
+from evalkit.cache import LayerCache
 from evalkit.contract import run
 from evalkit.counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, READ
+from evalkit.documents import Document
 from evalkit.errors import UsageError
+from evalkit.layer import Layer
 from evalkit.model import tiny
-from evalkit.packing import Document
 from evalkit.policies import build
 from evalkit.policies.infinigen import skewing
 from evalkit.policy import Policy, top

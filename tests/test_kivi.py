@@ -8,14 +8,16 @@ import pytest
 import torch
 from references import kivi as twin
 
-from evalkit.cache import Layer, LayerCache
+from evalkit.cache import LayerCache
 from evalkit.counters import BYTES, DENSE_BYTES
+from evalkit.documents import Document
 from evalkit.entries import Plain
 from evalkit.errors import UsageError
+from evalkit.layer import Layer
 from evalkit.model import tiny
-from evalkit.packing import Document
 from evalkit.policies import build
-from evalkit.policies._packed import Layout, Packed, decode, encode, pack, unpack
+from evalkit.policies._codes import Layout, decode, encode, pack, unpack
+from evalkit.policies._packed import Packed
 from evalkit.policies.kivi import cost, largest
 from evalkit.session import Engine
 from tests.authors.recording.tensors import drawn, given

@@ -25,7 +25,6 @@ SHORT = (
     contract.the_budget_is_kept,
     contract.answers_at_once_equal_answers_token_by_token,
     contract.stream_equals_one_token_at_a_time,
-    contract.packed_equals_alone,
 )
 
 

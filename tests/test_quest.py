@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalkit.cache import Layer, LayerCache
+from evalkit.cache import LayerCache
 from evalkit.contract import run
 from evalkit.counters import READ
 from evalkit.entries import ELEMENT_BYTES
+from evalkit.layer import Layer
 from evalkit.model import tiny
 from evalkit.policies import build
 from evalkit.session import Engine

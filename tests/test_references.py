@@ -7,9 +7,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from evalkit.documents import Document
 from evalkit.memory import Row
 from evalkit.model import tiny as tiny_llama
-from evalkit.packing import Document
 from evalkit.policies import build
 from evalkit.session import Engine
 from tests import tiny

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from evalkit.documents import Document
 from evalkit.errors import UsageError
 from evalkit.model import tiny as llama
-from evalkit.packing import Document
 from evalkit.policies import build
 from evalkit.session import Engine
 from tests import tiny

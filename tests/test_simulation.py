@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalkit.cache import Layer, LayerCache
+from evalkit.cache import LayerCache
+from evalkit.documents import Document
 from evalkit.errors import UsageError
+from evalkit.layer import Layer
 from evalkit.model import tiny
-from evalkit.packing import Document
 from evalkit.policies import build
 from evalkit.session import Engine
 from tests.authors.recording.tensors import drawn
@@ -77,7 +78,8 @@ def test_only_the_global_form_looks_ahead():
 
 def prefix_odds(model, policy, document):
     """The odds of the first two answer tokens: those of the whole less those of the last."""
-    from evalkit.packing import Asked, Packing
+    from evalkit.documents import Asked
+    from evalkit.packing import Packing
 
     engine = Engine(model)
     cell, packing = engine.cell(policy), Packing()

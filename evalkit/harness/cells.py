@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
+from io import StringIO
 from typing import Any
 
 from lm_eval import simple_evaluate
@@ -113,11 +114,12 @@ def arguments(text: str) -> dict[str, Any]:
 
 @contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Hold back a library's warnings while inside."""
+    """Hold back a library's warnings and progress bars while inside; errors still come through as exceptions."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with redirect_stderr(StringIO()):
+            yield
     finally:
         logger.setLevel(level)

@@ -21,15 +21,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .. import settings
 from ..counters import Counters, peak_memory
+from ..documents import Document
 from ..errors import UsageError
 from ..ledger import Record, refuse_idle
 from ..model import digest
-from ..packing import Document
 from ..policies import names
 from ..requests import Request, admitted, check_start, gathered
 from ..rooms import room
 from ..sampling import sampler
-from ..session import Engine, Score
+from ..scoring import Score
+from ..session import Engine
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
 

@@ -74,10 +74,8 @@ def _validated(policy: type[Policy], name: str, values: Mapping[str, Any]) -> Po
         built: Policy = TypeAdapter(policy).validate_python(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "knobs"
-        raise UsageError(
-            f"{name}: {where}={first['input']!r} is not allowed: {first['msg'].removeprefix('Value error, ')}"
-        ) from None
+        what, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{name}: {what}={first['input']!r} is not allowed: {reason}" if what else f"{name}: {reason}") from None
     return built
 
 

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 from ..entries import ELEMENT_BYTES
 from ..errors import UsageError
 from ..policy import LayerCache, Natural, Policy, Positive, Presets
-from ._packed import MOST_BITS, Form, Layout, Packed, Part, group_bytes
+from ._codes import MOST_BITS, Form, Layout, group_bytes
+from ._packed import Packed, Part
 
 LEAST_BITS = 2
 RESIDUAL = 128  # the paper's

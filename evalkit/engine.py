@@ -1,0 +1,106 @@
+"""Runs packed rows on a model: policies set to work, prompts taken in whole or in blocks. Knows tokens; no text and no task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from . import attention, kernels
+from .attention import PreTrainedModel
+from .calibration import prepared, projections, text
+from .counters import Counters, Tally
+from .errors import UsageError
+from .memory import Block, Branch, Cell, Row, State
+from .packing import Packing
+from .policy import Policy
+
+
+@dataclass
+class Runner:
+    """A model ready to run policies. `row_tokens` are packed into a forward pass; longer prompts arrive in blocks of `block_tokens`."""
+
+    model: PreTrainedModel
+    attn: str = "sdpa"
+    row_tokens: int = 1024
+    block_tokens: int = 4096
+    row_documents: int | None = None  # at most so many documents share a row
+    calibration: Callable[[], Sequence[int]] | None = None  # tokens of the text that policies prepare on
+    counters: Counters = field(default_factory=Counters)
+    _prepared: dict[Policy, Sequence[Mapping[str, Tensor]]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.kernel = kernels.known(self.attn, self.device)
+        attention.attach(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding windows that some layers may have."""
+        window = getattr(self.model.config, "sliding_window", None)
+        return () if window is None else (window,)
+
+    def cell(self, policy: Policy, tally: Tally | None = None) -> Cell:
+        """Set a policy to work on this model: prepare it where it asks for that."""
+        if "rope" in policy.needs and not attention.ropes(self.model):
+            raise UsageError(
+                f"{type(policy).__name__} rotates keys to new positions and {self.model.config.model_type} models do not rotate them: "
+                "use its preset 'original'"
+            )
+        if not policy.overrides("prepare"):
+            return Cell(policy, (), tally)
+        key = policy.statistic()
+        if key not in self._prepared:
+            with self.counters.phase("prepare"):
+                self._prepared[key] = prepared(policy, self)
+        return Cell(policy, self._prepared[key], tally)
+
+    def projections(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each attention layer's queries [1, H, G, T, D] and keys [1, H, T, D], rotated, on the calibration text."""
+        return projections(self.model, text(self.model, self.calibration), self.kernel)
+
+    def run(self, packing: Packing, cells: Iterable[Cell], length: int = 0) -> Tensor:
+        """Run a packed row; return the logits [W, V] at its readout's places, each place once, in order.
+
+        A rotation that follows the length is that of a sequence of `length` tokens where the row's own are fewer.
+        """
+        guessing = any("guess" in cell.policy.needs for cell in cells)
+        wanted = sorted(set(packing.readout.places)) or [len(packing.tokens) - 1]
+        if length and attention.follows_length(self.model.config):
+            packing.place((0,), length - 1)  # nothing attends to it
+        row = Row(packing.jobs, self.counters, self.kernel, guessing)
+        self.counters.count("computed", len(packing.tokens))
+        with self.counters.phase("forward"):
+            return attention.run(
+                self.model,
+                row,
+                packing.tokens,
+                packing.positions,
+                wanted,
+            )
+
+    def take_in(
+        self, tokens: Sequence[int], start: int, branches: list[Branch], before: State | None, complete: bool = True
+    ) -> None:
+        """Take in a prompt or message whole, in blocks where it is long; the branches' policies act at its end."""
+        for first, last in self.blocks(len(tokens), branches):
+            packing = Packing()
+            index = torch.tensor([packing.place(tokens[first:last], start + first)])
+            ends = complete and last == len(tokens)
+            packing.jobs.append(Block(index, last - first, branches, before, ends))
+            self.run(packing, [], start + len(tokens) + 1)
+            before = branches[0].state
+
+    def blocks(self, count: int, branches: Sequence[Branch]) -> list[tuple[int, int]]:
+        """Cut a prompt into blocks; the last is the longest, so that it holds every policy's observation window."""
+        if attention.follows_length(self.model.config):
+            return [(0, count)]
+        size = max(self.block_tokens, *(getattr(branch.cell.policy, "window", 1) for branch in branches))
+        starts = list(range(0, max(count - size, 0) + 1, size)) if count >= size else [0]
+        return list(zip(starts, [*starts[1:], count], strict=True))

@@ -1,0 +1,45 @@
+"""What is fixed about one attention layer, and how it turns scores into weights; knows no cache and no policy.
+
+Shapes: B sequences, H key/value heads, G query heads per key/value head, T new tokens, S slots, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """What is fixed about one attention layer of a model."""
+
+    index: int = 0
+    depth: int = 1  # attention layers in the model
+    scaling: float = 1.0
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H, G] a logit that each query head spends on no entry (GPT-OSS)
+    window: int | None = None  # sliding window, in tokens
+    rope: Tensor | None = None  # [rotated dims / 2] inverse frequencies, where keys are rotated by position
+
+    def attention(self, query: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
+        """Return attention weights [B, H, G, T, S], in fp32 (fp64 for fp64 models).
+
+        `query` [B, H, G, T, D], `keys` [B, H, S, D], `visible` broadcastable to [B, H, G, T, S].
+        """
+        batch, heads, group, count, size = query.shape
+        scores = torch.matmul(exact(query).reshape(batch, heads, group * count, size) * self.scaling, exact(keys).transpose(2, 3))
+        scores = scores.view(batch, heads, group, count, keys.shape[2])
+        if self.softcap is not None:
+            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        scores.masked_fill_(~visible, float("-inf"))
+        if self.sinks is None:
+            return scores.softmax(-1)
+        spent = self.sinks.to(scores).view(1, heads, group, 1, 1).expand(batch, -1, -1, count, -1)
+        return torch.cat([scores, spent], dim=-1).softmax(-1)[..., :-1]
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """Return the tensor in the precision that scores are made in: fp32, or fp64 where it has that."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
