@@ -166,6 +166,6 @@ def run(model: PreTrainedModel, row: Row, tokens: list[int], positions: list[int
                 setattr(module, name, 0)
     as_row = lambda numbers: torch.tensor([numbers], device=device)  # noqa: E731
     row.ropes, row.depth = cache(lambda: ropes(model)), model.config.num_hidden_layers
-    keep = torch.tensor(wanted, dtype=torch.long, device=device)
+    keep = torch.tensor(wanted, dtype=torch.long)  # the output layer may be on another device
     output = model(as_row(tokens), position_ids=as_row(positions), use_cache=False, memory=row, logits_to_keep=keep)
     return output.logits[0]

@@ -34,7 +34,8 @@ def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None
             task.evaluate(collector)
             print(f"{name}: {len(collector.requests)} requests of {limit} documents")
             _agree(task, hf, kv, collector.requests)
-            _compare(name, hf, kv, collector.requests, repeats)
+            if repeats:
+                _compare(name, hf, kv, collector.requests, repeats)
 
 
 def _agree(task: Any, hf: Any, kv: Any, requests: list[Any]) -> None:

@@ -108,9 +108,7 @@ class LayerCache:
 
     def blocks(self, count: int, group: int) -> Iterator[tuple[int, int]]:
         """Cut the newest `count` queries so that no block makes more than BLOCK_ELEMENTS weights."""
-        batch, heads, slots = self.positions.shape
-        size = max(1, BLOCK_ELEMENTS // max(1, batch * heads * group * slots))
-        return ((start, min(start + size, count)) for start in range(0, count, size))
+        return pieces(count, self.positions.numel() * group)
 
     def weights(self, query: Tensor) -> Tensor:
         """Return how much each of the newest T queries attends to each slot, [B, H, G, T, S]."""
@@ -224,6 +222,12 @@ class LayerCache:
             roomy=max(cache.roomy for cache in caches),
             attended=None,
         )
+
+
+def pieces(count: int, each: int) -> Iterator[tuple[int, int]]:
+    """Cut `count` queries, of which `each` makes so many weights, into blocks of at most BLOCK_ELEMENTS."""
+    size = max(1, BLOCK_ELEMENTS // max(1, each))
+    return ((start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _elements(note: Tensor) -> Tensor | int:

@@ -121,7 +121,7 @@ def bench(
         Path | None, typer.Option(envvar="EVALKIT_DATA", help="As for table; without it the mini suite is timed.")
     ] = None,
     limit: Annotated[int, typer.Option(help="Documents of each task.", min=1)] = 40,
-    repeats: Annotated[int, typer.Option(help="Timed runs of each side, in turn.", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each side, in turn; 0 to compare results only.", min=0)] = 3,
     tasks: Annotated[str | None, typer.Option(help="Tasks, with commas; else all six.")] = None,
 ) -> None:
     """Time kv models beside lm-eval's hf on the same documents, each side at its best batch size."""

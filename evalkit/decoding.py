@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .cache import LayerCache
+from .cache import LayerCache, pieces
 from .counters import Counters
 from .memory import Branch, Cell, State, Tokens
 
@@ -37,11 +37,12 @@ class Gulp:
         cache = cache if self.rows is None else cache.rows(self.rows)
         mask = self.uniform_mask(cache) if cache.uniform else self.mask(cache)
         keys, values = tokens.entries(self.index)
-        keys = torch.cat([cell.keys(cache), keys], dim=2)
-        values = torch.cat([cache.entries.dense()[1], values], dim=2)
+        held = cell.entries(cache)
+        keys, values = (torch.cat([old, new], dim=2) for old, new in zip(held, (keys, values), strict=True))
         with counters.phase("attention"):
-            blocks = [(0, self.index.shape[1])]
-            output = kernels.masked(layer, tokens.queries(self.index), keys, values, lambda *_: mask, blocks, tokens.kernel)
+            query, part = tokens.queries(self.index), lambda start, stop: mask[:, :, :, start:stop]
+            blocks = pieces(self.index.shape[1], query[:, :, :, 0, 0].numel() * mask.shape[-1])
+            output = kernels.masked(layer, query, keys, values, part, blocks, tokens.kernel)
             tokens.put(self.index, output)
         if cell.tally is not None:
             self.count(cell, cache, mask)
@@ -107,7 +108,8 @@ class Wave:
             now = slice(step, step + 1)
             expected = None if guess is None else guess[:active, :, :, now]
             asking = replace(cache, guess=expected)
-            cache, output = self.step(asking, query[:active, :, :, now], keys[:active, :, now], values[:active, :, now], step)
+            one = query[:active, :, :, now], keys[:active, :, now], values[:active, :, now]
+            cache, output = self.step(asking, *one, step, counters)
             outputs[:active, :, :, now] = output
         self.finish(cache, outputs, tokens)
 
@@ -120,22 +122,28 @@ class Wave:
         cache = LayerCache.stack([cache if rows is None else cache.rows(rows) for cache, rows in held])
         return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.granted)
 
-    def step(self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int) -> tuple[LayerCache, Tensor]:
+    def step(
+        self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int, counters: Counters
+    ) -> tuple[LayerCache, Tensor]:
         """Take in one token a sequence; return what is held then and the attention's output [B, H, G, 1, D]."""
         policy, layer = self.cell.policy, cache.layer
-        read = policy.read(cache, query) if policy.overrides("read") and cache.slots else None
-        cache = cache.append(keys, values, decoding=True, complete=step >= self.completes)
-        allowed = cache.visible(1)
-        if read is not None:
-            allowed = allowed & torch.nn.functional.pad(read, (0, 1), value=True)
-        weights = layer.attention(query, self.cell.keys(cache), allowed)
-        output = kernels.mixed(weights, cache.entries.dense()[1])
+        with counters.phase("policy"):
+            read = policy.read(cache, query) if policy.overrides("read") and cache.slots else None
+        with counters.phase("attention"):
+            cache = cache.append(keys, values, decoding=True, complete=step >= self.completes)
+            allowed = cache.visible(1)
+            if read is not None:
+                allowed = allowed & torch.nn.functional.pad(read, (0, 1), value=True)
+            held, values = self.cell.entries(cache)
+            weights = layer.attention(query, held, allowed)
+            output = kernels.mixed(weights, values)
         if self.paths is not None and self.cell.tally is not None:
             self.count(cache, allowed, self.paths[: len(keys), step])
         if policy.passive:
             return cache.expired(), output
-        cache = policy.observe(replace(cache, attended=(query, weights)), query)
-        return policy.evict(policy.write(cache), query).expired(), output
+        with counters.phase("policy"):
+            cache = policy.observe(replace(cache, attended=(query, weights)), query)
+            return policy.evict(policy.write(cache), query).expired(), output
 
     def count(self, cache: LayerCache, allowed: Tensor, paths: Tensor) -> None:
         """Count what the queries read: a query group's reads by their union."""
@@ -146,7 +154,7 @@ class Wave:
     def finish(self, cache: LayerCache, outputs: Tensor, tokens: Tokens) -> None:
         """Hand on the caches and set the outputs of the places in use."""
         self.state.caches[cache.layer.index] = cache
-        if self.paths is None:
+        if self.paths is None or not self.sources:  # a prompt's end, or of a text without a prompt
             self.cell.count_held(self.documents, cache)
         lengths, steps = torch.tensor(self.lengths, device=outputs.device), outputs.shape[3]
         used = torch.arange(steps, device=outputs.device) >= steps - lengths[:, None]

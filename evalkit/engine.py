@@ -101,6 +101,6 @@ class Runner:
         """Cut a prompt into blocks; the last is the longest, so that it holds every policy's observation window."""
         if attention.follows_length(self.model.config):
             return [(0, count)]
-        size = max(self.block_tokens, *(getattr(branch.cell.policy, "window", 1) for branch in branches))
+        size = max(self.block_tokens, *(branch.cell.policy.observed for branch in branches))
         starts = list(range(0, max(count - size, 0) + 1, size)) if count >= size else [0]
         return list(zip(starts, [*starts[1:], count], strict=True))

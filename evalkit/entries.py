@@ -23,6 +23,11 @@ class Entries(ABC):
     def dense(self) -> tuple[Tensor, Tensor]:
         """Return keys and values as attention needs them, [B, H, S, D] each."""
 
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Elements of one entry's key and value together."""
+
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor) -> Entries:
         """Add T entries after the last slot, [B, H, T, D] each."""
@@ -71,6 +76,10 @@ class Plain(Entries):
     def dense(self) -> tuple[Tensor, Tensor]:
         return self.arena.keys[:, :, : self.length], self.arena.values[:, :, : self.length]
 
+    @property
+    def size(self) -> int:
+        return self.arena.keys.shape[3] + self.arena.values.shape[3]
+
     def append(self, keys: Tensor, values: Tensor) -> Plain:
         if not self.length:
             return Plain.of(keys, values)
@@ -109,8 +118,7 @@ class Plain(Entries):
         return Plain.of(keys, values)
 
     def cost(self, counts: Tensor) -> Tensor:
-        size = self.arena.keys.shape[3] + self.arena.values.shape[3]
-        return counts.sum(1) * size * ELEMENT_BYTES
+        return counts.sum(1) * self.size * ELEMENT_BYTES
 
 
 def gather_slots(tensor: Tensor, order: Tensor) -> Tensor:

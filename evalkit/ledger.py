@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN
+from .counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN, Counters
 from .documents import Document
 from .errors import UsageError
 from .policy import Policy
@@ -21,7 +21,7 @@ def acted(tally: Tensor) -> Tensor:
 
 def refuse_idle(policy: Policy, documents: Sequence[Document], tally: Tensor) -> None:
     """Raise UsageError when a policy that should have acted on these documents never did: its numbers would be the full cache's."""
-    if policy.budget.whole or policy.passive or bool(acted(tally).any()):
+    if policy.budget.whole or policy.passive or not documents or bool(acted(tally).any()):
         return
     name, longest = type(policy).__name__, max((document.basis for document in documents), default=0)
     if policy.budget.tokens is not None and policy.budget.tokens >= longest:
@@ -46,6 +46,7 @@ class Record:
     prompt_tokens: int = 0
     answer_tokens: int = 0
     computed_tokens: int = 0
+    cells: int = 1  # how many cells shared the computed tokens and the seconds
     truncated: int = 0
     skipped: int = 0
     acted: int = 0
@@ -60,6 +61,12 @@ class Record:
         self.answer_tokens += sum(len(answer) for document in documents for answer in document.answers)
         self.acted += int(acted(tally).sum())
         self.sums = [old + new for old, new in zip(self.sums, tally.sum(1).tolist(), strict=True)]
+
+    def spent(self, counters: Counters) -> None:
+        """Add the tokens computed and the seconds by phase."""
+        self.computed_tokens += counters.tokens.get("computed", 0)
+        for name, seconds in counters.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def shares(self) -> dict[str, Any]:
         """Return the shares of entries and bytes held and read, of what the full cache would hold and read; None where none is."""

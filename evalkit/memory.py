@@ -83,20 +83,20 @@ class Cell:
         allowance = cache.allowance if lengths is None else self.granted(lengths, cache.layer, cache.seen.device)
         return replace(cache, allowance=allowance, prepared=self.prepared[cache.layer.index] if self.prepared else NOTHING)
 
-    def keys(self, cache: LayerCache) -> Tensor:
-        """The keys [B, H, S, D] as the next query meets them, rotated to where the policy places them."""
-        keys = cache.entries.dense()[0]
+    def entries(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """The keys and values [B, H, S, D] as the next query meets them, keys rotated to where the policy places them."""
+        keys, values = cache.entries.dense()
         places = self.policy.place(cache) if self.policy.overrides("place") else None
         if places is None or cache.layer.rope is None:
-            return keys
+            return keys, values
         turns = (places - cache.positions).masked_fill(~cache.filled, 0)
-        return kernels.rotated(keys, turns, cache.layer.rope.to(keys.device))
+        return kernels.rotated(keys, turns, cache.layer.rope.to(keys.device)), values
 
     def count_held(self, documents: Sequence[int], cache: LayerCache) -> None:
         """Count what is held once the policy has acted on a prompt."""
         if self.tally is None:
             return
-        heads, size = cache.positions.shape[1], sum(t.shape[3] for t in cache.entries.dense()) * ELEMENT_BYTES
+        heads, size = cache.positions.shape[1], cache.entries.size * ELEMENT_BYTES
         span = cache.tokens * heads
         self.tally.add(HELD, documents, float(cache.slots * heads) if cache.uniform else cache.counts.sum(1))
         self.tally.add(SPAN, documents, span)
@@ -112,8 +112,9 @@ class Cell:
         if cache.layer.index == 0:
             self.tally.add(QUERIES, documents, queries)
         if self.policy.host:
-            self.tally.add(FETCHED, documents, read)
-            self.tally.add(FETCHED_BYTES, documents, read * sum(t.shape[3] for t in cache.entries.dense()) * ELEMENT_BYTES)
+            fetched = read - queries * cache.positions.shape[1]  # the newest token is not in host memory yet
+            self.tally.add(FETCHED, documents, fetched)
+            self.tally.add(FETCHED_BYTES, documents, fetched * cache.entries.size * ELEMENT_BYTES)
 
 
 class Job(Protocol):
@@ -153,13 +154,18 @@ class Block:
         layer = tokens.layer
         keys, values = tokens.entries(self.index)
         held = LayerCache.empty(layer, keys, len(self.index)) if self.before is None else self.before.caches[layer.index]
-        cache = held.append(keys, values, complete=self.complete)
+        cache = replace(held.append(keys, values, complete=self.complete), marks=NOTHING, notes=NOTHING)  # each branch has its own
         own = self.index[:, self.index.shape[1] - self.own :]
-        if self.own:  # a prompt of one token takes in nothing: its only token waits
+        if self.own and not self.attends_packed(tokens):  # a prompt of one token takes in nothing: its only token waits
             with counters.phase("attention"):
                 tokens.put(own, self.attention(cache, tokens.queries(own), tokens.kernel))
         with counters.phase("policy"):
             self.act(cache, tokens)
+
+    def attends_packed(self, tokens: Tokens) -> bool:
+        """Whether the row attends for this block together with others, by flash-attn over packed segments."""
+        begins = self.before is None and 0 < self.own == self.index.shape[1]
+        return begins and tokens.kernel == "flash" and tokens.layer.sinks is None
 
     def attention(self, cache: LayerCache, query: Tensor, kernel: Kernel) -> Tensor:
         """Attend from the block's own queries, [B, H, G, T, D]."""
@@ -169,7 +175,7 @@ class Block:
         count = query.shape[3]
         mask = lambda start, stop: cache.visible(count, start, stop)  # noqa: E731
         blocks = cache.blocks(count, query.shape[2])
-        return kernels.masked(cache.layer, query, cell.keys(cache), cache.entries.dense()[1], mask, blocks, kernel)
+        return kernels.masked(cache.layer, query, *cell.entries(cache), mask, blocks, kernel)
 
     def act(self, cache: LayerCache, tokens: Tokens) -> None:
         """Let every branch observe (once for all that agree), write and evict."""
@@ -218,9 +224,23 @@ class Row:
         tokens = Tokens(layer, spread(query), keys[0].transpose(0, 1), values[0].transpose(0, 1), guessed, output, self.kernel)
         for job in self.jobs:
             move(job, output.device)
+        self.attend_packed(tokens)
+        for job in self.jobs:
             job.attend(tokens, self.counters)
         self.forget(layer)
         return output.flatten(1, 2)[None]
+
+    def attend_packed(self, tokens: Tokens) -> None:
+        """Attend for all prompts that begin in this row by one flash-attn call, where that kernel is asked for."""
+        blocks = [job for job in self.jobs if isinstance(job, Block) and job.attends_packed(tokens)]
+        if not blocks:
+            return
+        places = torch.cat([block.index.flatten() for block in blocks])
+        lengths = [block.index.shape[1] for block in blocks for _ in block.index]
+        query, keys, values = (part.index_select(0, places) for part in (tokens.query.flatten(1, 2), tokens.keys, tokens.values))
+        with self.counters.phase("attention"):
+            output = kernels.flash_packed(tokens.layer, query, keys, values, lengths)
+        tokens.output.index_copy_(0, places, output.view(-1, *tokens.output.shape[1:]))
 
     def forget(self, layer: Layer) -> None:
         """Let go of the layer's caches that no session keeps."""

@@ -160,8 +160,8 @@ class Packing:
             index[own] = torch.tensor(places)
             depth[own] = torch.arange(node.depth, node.depth + len(own))
             paths[own] = node.through
-            for i, slot in enumerate(own):
-                above[slot, line[: node.depth + i + 1]] = True
+            above[own[0] : own[-1] + 1, line[: node.depth]] = True
+            above[own[0] : own[-1] + 1, own[0] : own[-1] + 1] = torch.ones(len(own), len(own), dtype=torch.bool).tril()
             filled += len(own)
             self.read(one, node, places)
 

@@ -14,13 +14,15 @@ from pydantic import Field
 from torch import Tensor
 
 from .cache import NOTHING, LayerCache, Marks
-from .errors import UsageError
+from .errors import UsageError, nearest
+from .layer import exact
 
 Natural = Annotated[int, Field(ge=0)]  # the knobs' types: 0, 1, 2, ...
 Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
 Share = Annotated[float, Field(gt=0, le=1)]  # above 0, at most 1
 Presets = Mapping[str, Mapping[str, Any]]
 
+PROTOCOLS = ("prompt", "stream")
 _ALLOWED = "a share (0.1 or 10%) or a whole number of tokens (256)"
 
 
@@ -146,8 +148,15 @@ class Policy:
         """The least entries it holds or reads of a sequence, however small the budget: a page, a group, a window that it needs."""
         return 1
 
+    @property
+    def observed(self) -> int:
+        """How many of a prompt's last queries the policy looks at together: they arrive in one block."""
+        return 1
+
     def check(self, protocol: str) -> None:
-        """Raise UsageError when the policy cannot run under `protocol`."""
+        """Raise UsageError when the policy cannot run under `protocol`, or there is no such protocol."""
+        if protocol not in PROTOCOLS:
+            raise UsageError(f"protocol={protocol} is not known{nearest(protocol, PROTOCOLS)}: give {' or '.join(PROTOCOLS)}")
         if protocol == "stream" and {"whole_prompt", "whole_answer"} & self.needs:
             raise UsageError(
                 f"{type(self).__name__} is defined on a whole prompt and cannot run under protocol=stream: use protocol=prompt"
@@ -193,6 +202,6 @@ def _each(count: Tensor | int) -> Tensor | int:
 
 
 __all__ = [
-    "NOTHING", "Budget", "LayerCache", "Marks", "Model", "Natural", "Policy", "Positive", "Presets", "Share", "first", "granted",
+    "NOTHING", "Budget", "LayerCache", "Marks", "Model", "Natural", "Policy", "Positive", "Presets", "Share", "exact", "first", "granted",
     "last", "top",
 ]  # fmt: skip

@@ -26,31 +26,29 @@ class Request:
 def admitted(requests: Sequence[Request], longest: int, overlength: str, record: Record) -> list[Request]:
     """Return the requests that can be scored, cut to `longest` positions or left out as `overlength` says, counted in `record`.
 
-    Raises UsageError for an empty answer, an empty prompt, and under overlength=error for a request that is too long.
+    A document is left out with all its answers: the others must not compete without the one that is too long. Raises UsageError
+    for an empty answer or prompt, and under overlength=error for a request that is too long.
     """
-    ready = []
     for request in requests:
         if not request.answer or not request.prompt:
-            part = (
-                "continuation has no tokens (a token may span its border with the context)"
-                if request.prompt
-                else "context has no tokens"
-            )
-            raise UsageError(f"{request.where}: the {part}: mend the task's text or its target_delimiter")
-        over = len(request.prompt) + len(request.answer) - 1 - longest
-        if over <= 0:
-            ready.append(request)
-        elif overlength == "error" or len(request.answer) > longest:
+            part = "context" if not request.prompt else "continuation (a token may span its border with the context)"
+            raise UsageError(f"{request.where}: no tokens in the {part}: mend the task's text or its target_delimiter")
+        if over(request, longest) > 0 and (overlength == "error" or (overlength == "truncate" and len(request.answer) > longest)):
             raise UsageError(
                 f"{request.where}: {len(request.prompt)} + {len(request.answer)} tokens are more than the model's {longest} positions: "
                 "give overlength=truncate or overlength=skip, or another max_length"
             )
-        elif overlength == "truncate":
-            record.truncated += 1
-            ready.append(replace(request, prompt=request.prompt[over:]))
-        else:
-            record.skipped += 1
-    return ready
+    long = {request.where for request in requests if over(request, longest) > 0}
+    if overlength == "skip":
+        record.skipped += len(long)
+        return [request for request in requests if request.where not in long]
+    record.truncated += sum(over(request, longest) > 0 for request in requests)
+    return [replace(request, prompt=request.prompt[max(0, over(request, longest)) :]) for request in requests]
+
+
+def over(request: Request, longest: int) -> int:
+    """Return by how many tokens a request is longer than `longest` positions; its last token needs none."""
+    return len(request.prompt) + len(request.answer) - 1 - longest
 
 
 def check_start(requests: Sequence[Request], tokenizer: Any, explicit: bool) -> None:
@@ -89,3 +87,11 @@ def gathered(requests: Sequence[Request]) -> tuple[list[Document], dict[int, tup
         for ((request_prompt, _), answers), length in zip(groups.items(), lengths, strict=True)
     ]
     return documents, where
+
+
+def by_task(requests: Sequence[Request]) -> dict[str, list[Request]]:
+    """Group requests by task, in order."""
+    tasks: dict[str, list[Request]] = {}
+    for request in requests:
+        tasks.setdefault(request.task, []).append(request)
+    return tasks

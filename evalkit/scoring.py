@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from . import attention
+from .counters import WHAT
 from .documents import Asked, Document
 from .engine import Runner
 from .memory import Branch, Cell, State
 from .packing import Branches, Packing
 from .policy import Budget, Policy
+
+
+MANY = 4  # with many cells rows grow up to so many times: what steps token by token then steps together
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Scoring:
                 full = bool(batches) and len(batches[-1]) == self.engine.row_documents
                 if not batches or size > room or regime != last or full:
                     batches.append([])
-                    room, last = self.engine.row_tokens, regime
+                    room, last = self.engine.row_tokens * min(len(self.cells), MANY), regime
                 batches[-1].append(asked)
                 room -= size
         return batches
@@ -154,7 +158,9 @@ class Scoring:
             where = [row[number] for row in self.where]
             scores = [[Score(logprobs[slot], not misses[slot]) for slot in asked.slots] for asked in where]
             columns = [tallies[id(asked.cell)][:, document] for document, asked in enumerate(where) if id(asked.cell) in tallies]
-            results.append(CellScores(cell.policy, scores, torch.stack(columns, 1) if columns else torch.zeros(0, 0)))
+            results.append(
+                CellScores(cell.policy, scores, torch.stack(columns, 1) if columns else torch.zeros(len(WHAT), len(where)))
+            )
         return results
 
 

@@ -20,7 +20,6 @@ from .packing import Packing
 from .policy import Policy
 from .scoring import CellScores, Score, Scoring
 
-PROTOCOLS = ("prompt", "stream")
 Progress = Callable[[int], None]
 
 
@@ -46,14 +45,14 @@ class Engine(Runner):
                 progress(len(batch))
         return scoring.results()
 
-    def open(self, policy: Policy, protocol: str = "prompt") -> Session:
-        """Start a sequence under a policy."""
+    def open(self, policy: Policy, protocol: str = "prompt", tally: Tally | None = None) -> Session:
+        """Start a sequence under a policy; what it holds and reads goes into `tally`, of one document."""
         policy.check(protocol)
         if "whole_answer" in policy.needs:
             raise UsageError(
                 f"{type(policy).__name__} at these settings simulates prompt and answer in one pass and cannot go on: use another preset"
             )
-        return Session(self, self.cell(policy), protocol)
+        return Session(self, self.cell(policy, tally), protocol)
 
 
 @dataclass
@@ -116,12 +115,18 @@ class Session:
             self.advance([token], self.seen + 1, acts=True)
         self.said = None
 
-    def step(self, tokens: Sequence[int], granted: Sequence[int] | None, completes: int, length: int = 0) -> Tensor:
-        """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s."""
+    def step(
+        self, tokens: Sequence[int], granted: Sequence[int] | None, completes: int, length: int = 0, *, answers: bool = False
+    ) -> Tensor:
+        """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s.
+
+        Tokens of `answers` are counted as reading, others as held once they are in.
+        """
         packing = Packing()
         index = torch.tensor([packing.place(tokens, self.seen)])
         sources = [(State(dict(self.state.caches)), None)] if self.state.caches else []
         wave = Wave(index, [len(tokens)], self.cell, [0], sources, granted=granted, completes=completes, state=self.state)
+        wave.paths = torch.ones_like(index) if answers else None
         packing.jobs.append(wave)
         return self.engine.run(packing, [self.cell], length)
 
@@ -172,7 +177,7 @@ class Session:
             self.rotate(self.seen + 1, stepping=True)
             granted = None if self.state.caches else [self.seen]  # a prompt of one token has taken in none
             self.said = (self.waiting[0], dict(self.state.caches))
-            logits = self.step(self.waiting, granted, 0 if self.protocol == "stream" else 1)
+            logits = self.step(self.waiting, granted, 0 if self.protocol == "stream" else 1, answers=True)
             self.seen += 1
             token = int(logits[-1].argmax()) if choose is None else choose(logits[-1])
             self.waiting = (token,)

@@ -22,6 +22,14 @@ LOADING = frozenset({
 })  # fmt: skip
 
 
+# Arguments of lm-eval's hf model that cannot be honoured, with what to give instead.
+REFUSED = {
+    "truncation": "give overlength=truncate",
+    "softmax_dtype": "log-likelihoods are made in float32 at least",
+    "mixed_precision_dtype": "give dtype",
+}
+
+
 class Settings(BaseModel):
     """evalkit's own model arguments."""
 
@@ -44,6 +52,8 @@ def part(name: str, given: Mapping[str, Any], passed: Iterable[str]) -> tuple[Se
         known = own | knobs | loading
         if argument not in known:
             raise UsageError(f"unknown argument {argument!r}{nearest(argument, known)}: {_allowed(name, knobs, own)}")
+        if argument in REFUSED and given[argument] not in (None, False):
+            raise UsageError(f"{argument}={given[argument]} is not honoured: {REFUSED[argument]}")
     policy = build(name, **{argument: value for argument, value in given.items() if argument in knobs})
     settings = _settings({argument: value for argument, value in given.items() if argument in own and argument not in knobs})
     policy.check(settings.protocol)

@@ -76,7 +76,10 @@ def make(asked: Asked) -> tuple[list[Row], dict[str, Any]]:
     with ExitStack() as stack:
         include = [room("tasks"), *([stack.enter_context(local.prepared(asked.data))] if asked.data else [])]
         tasks = Tasks(list(asked.tasks), [str(folder) for folder in include], asked.limit, asked.fewshot)
-        lm = PolicyLM(policy="full", **arguments(asked.model_args))
+        given = arguments(asked.model_args)
+        if taken := sorted({"policy", "preset", "budget", "protocol"} & given.keys()):
+            raise UsageError(f"--model-args {taken[0]}=... has no place here: give --policy, --budget and --protocol")
+        lm = PolicyLM(policy="full", **given)
         start = time.time()
         results = across(lm, cells, tasks, asked.protocol)
     return [row for name, result in results.items() for row in rows(name, result)], _provenance(asked, lm, time.time() - start)
@@ -111,7 +114,7 @@ def markdown(found: Sequence[Row]) -> str:
         error = math.sqrt(sum(row.stderr**2 for row in mine)) / len(mine)
         shares = " | ".join(_percent([row.evalkit[what] for row in mine]) for what in ("held", "read", "acted"))
         accuracies = " | ".join(f"{100 * row.acc:.1f} ±{100 * row.stderr:.1f}" for row in mine)
-        lines.append(f"| {cell} | {accuracies} | {100 * mean:.1f} ±{100 * error:.1f} | {shares} |")
+        lines.append(f"| {cell}{' †' if _idle(mine) else ''} | {accuracies} | {100 * mean:.1f} ±{100 * error:.1f} | {shares} |")
     return "\n".join(lines)
 
 
@@ -126,8 +129,14 @@ def save(out: Path, found: Sequence[Row], provenance: Mapping[str, Any]) -> None
 
 LEGEND = (
     "Accuracy and its standard error in percent. Held and read: share of cache entries, of those the full cache would hold and read, "
-    "whole model, mean over the tasks. Acted: share of prompts on which the policy did anything."
+    "whole model, mean over the tasks. Acted: share of prompts on which the policy did anything; † marks cells where it did nothing on "
+    "most prompts of some task, so that this task's accuracy says little of the policy."
 )
+
+
+def _idle(rows: Sequence[Row]) -> bool:
+    """Whether a policy with less than everything did nothing on most prompts of some task."""
+    return not rows[0].cell.endswith("@100%") and any((row.evalkit["acted"] or 0.0) < 0.5 for row in rows)
 
 
 def _percent(shares: Sequence[float | None]) -> str:

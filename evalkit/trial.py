@@ -17,9 +17,9 @@ from .documents import Document
 from .errors import UsageError
 from .model import tiny
 from .packing import Packing
-from .policy import Policy
+from .policy import PROTOCOLS, Policy
 from .scoring import CellScores
-from .session import PROTOCOLS, Engine, Session
+from .session import Engine, Session
 
 BUDGETS = ("10%", "12", "30%", "50%")  # the first two that a policy accepts are tried
 VOCABULARY = 128

@@ -199,7 +199,7 @@ class TestRefusals:
         assert "\n" not in str(error.value)
 
     def test_an_empty_continuation_names_its_document(self, folder):
-        with pytest.raises(UsageError, match="made document 1: the continuation has no tokens"):
+        with pytest.raises(UsageError, match="made document 1: no tokens in the continuation"):
             kv(folder).loglikelihood(requests(("Fine", " text"), ("Empty", "")), disable_tqdm=True)
 
     def test_two_bos_tokens_are_refused(self, folder):

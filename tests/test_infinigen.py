@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from evalkit import attention
 from evalkit.cache import LayerCache
 from evalkit.contract import run
-from evalkit.counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, READ
+from evalkit.counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, QUERIES, READ
 from evalkit.documents import Document
 from evalkit.errors import UsageError
 from evalkit.layer import Layer
@@ -271,7 +271,8 @@ def test_it_keeps_the_contract_with_soft_caps_sinks_windows_and_unrotated_keys(f
 def test_all_that_is_read_is_fetched_and_partial_keys_count_in_the_bytes():
     engine = Engine(tiny(), calibration=lambda: tokens(60))
     one, most = (result.tally.sum(1) for result in engine.score(documents(), [build("infinigen", b) for b in ("5%", "60%")]))
-    size, channels, layers = 8, 1, 3
-    assert 0 < one[READ] < most[READ] and torch.equal(one[READ], one[FETCHED])
+    size, channels, layers, heads = 8, 1, 3, 2
+    assert 0 < one[READ] < most[READ]
+    assert one[FETCHED] == one[READ] - heads * layers * one[QUERIES]  # the newest token is not in host memory yet
     assert one[FETCHED_BYTES] == one[FETCHED] * 2 * size * 2
     assert one[BYTES] == pytest.approx(float(one[DENSE_BYTES]) * (1 + channels / (2 * size) / layers))  # one layer of three chooses

@@ -4,10 +4,8 @@
 """
 
 import sys
-from types import TracebackType
 
 from .. import hook
-from ..errors import UsageError
 from .model import PolicyLM
 
 
@@ -32,14 +30,3 @@ def run_lm_eval(arguments: list[str]) -> int:
     sys.argv = ["lm_eval", *arguments]
     cli_evaluate()
     return 0
-
-
-def _say_in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End a program that a user's input ended, such as lm-eval's command, with the one line the user needs."""
-    if isinstance(error, UsageError):
-        print(f"evalkit: error: {error}", file=sys.stderr)
-    else:
-        _previous_hook(kind, error, trace)
-
-
-_previous_hook, sys.excepthook = sys.excepthook, _say_in_one_line

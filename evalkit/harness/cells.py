@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from io import StringIO
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..counters import Counters
 from ..errors import UsageError, nearest
 from ..ledger import Record, refuse_idle
 from ..policy import Policy
-from ..requests import Request, admitted, gathered
+from ..requests import by_task, gathered
 from .model import PolicyLM, progress
 
 Answer = tuple[float, bool]
@@ -30,12 +29,14 @@ Answer = tuple[float, bool]
 class Recorded(LM):
     """Answers requests from a list, in order; without one it keeps the requests."""
 
-    def __init__(self, answers: Sequence[Answer] | None = None) -> None:
+    def __init__(self, answers: Sequence[Answer] | None = None, asked: Sequence[Instance] | None = None) -> None:
         super().__init__()
-        self.answers, self.requests = answers, list[Instance]()
+        self.answers, self.requests, self.asked = answers, list[Instance](), asked
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
         self.requests = requests
+        if self.asked is not None and [request.args for request in requests] != [request.args for request in self.asked]:
+            raise RuntimeError("lm-eval put other requests than those that were scored")
         return [(0.0, False)] * len(requests) if self.answers is None else list(self.answers)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -53,6 +54,12 @@ class CellResult:
     records: dict[str, Record] = field(default_factory=dict)
 
 
+@cache
+def _manager(include: tuple[str, ...]) -> TaskManager:
+    """Return lm-eval's index of tasks, which takes seconds to make."""
+    return TaskManager(include_path=list(include))
+
+
 @dataclass
 class Tasks:
     """Tasks of lm-eval, loaded once."""
@@ -63,7 +70,7 @@ class Tasks:
     fewshot: int | None = None
 
     def __post_init__(self) -> None:
-        self.manager = TaskManager(include_path=[str(path) for path in self.include])
+        self.manager = _manager(tuple(self.include))
         for name in self.names:
             if name not in self.manager.all_tasks:
                 raise UsageError(f"task {name} is not known{nearest(name, self.manager.all_tasks)}: see `lm_eval ls tasks`")
@@ -84,25 +91,25 @@ def across(lm: PolicyLM, cells: Mapping[str, Policy], tasks: Tasks, protocol: st
     tasks.evaluate(collector)
     answers = {name: [(float("-inf"), False)] * len(collector.requests) for name in cells}
     results = {name: CellResult({}) for name in cells}
-    grouped: dict[str, list[Request]] = defaultdict(list)
-    for number, request in enumerate(collector.requests):
-        grouped[str(request.task_name)].append(lm.encoded(number, request))
+    grouped = by_task([lm.encoded(number, request) for number, request in enumerate(collector.requests)])
     with progress(False) as bar:
         for task, requests in grouped.items():
             left = Record()
-            documents, where = gathered(admitted(requests, lm.max_length, lm.settings.overlength, left))
+            documents, where = gathered(lm.admit(requests, left))
             bar_id = bar.add_task(f"{task} x {len(cells)} cells", total=len(documents))
             lm.engine.counters = Counters()
             scored = lm.engine.score(documents, list(cells.values()), protocol, partial(bar.advance, bar_id))
             for (name, policy), cell in zip(cells.items(), scored, strict=True):
                 refuse_idle(policy, documents, cell.tally)
-                record = results[name].records.setdefault(task, Record(truncated=left.truncated, skipped=left.skipped))
+                record = Record(truncated=left.truncated, skipped=left.skipped, cells=len(cells))
+                results[name].records[task] = record
                 record.add(documents, cell.tally)
+                record.spent(lm.engine.counters)
                 for number, (document, place) in where.items():
                     score = cell.scores[document][place]
                     answers[name][number] = (score.logprob, score.greedy)
     for name, result in results.items():
-        result.results = tasks.evaluate(Recorded(answers[name]))
+        result.results = tasks.evaluate(Recorded(answers[name], collector.requests))
     return results
 
 

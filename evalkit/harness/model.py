@@ -7,8 +7,9 @@ answers are scored from what is left. `kv` takes `policy=NAME`, `kv_<name>` is t
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
+import sys
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,13 +21,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .. import settings
-from ..counters import Counters, peak_memory
+from ..counters import Counters, Tally, peak_memory
 from ..documents import Document
 from ..errors import UsageError
 from ..ledger import Record, refuse_idle
 from ..model import digest
 from ..policies import names
-from ..requests import Request, admitted, check_start, gathered
+from ..requests import Request, admitted, by_task, check_start, gathered
 from ..rooms import room
 from ..sampling import sampler
 from ..scoring import Score
@@ -44,15 +45,18 @@ class PolicyLM(HFLM):
     POLICY: str | None = None
 
     def __init__(self, pretrained: Any = None, *, policy: str | None = None, batch_size: Any = 1, **given: Any) -> None:
+        say_errors_in_one_line()
         name = self.POLICY or policy
         if name is None or (self.POLICY and policy and policy.split(":")[0] != self.POLICY):
             raise UsageError(f"give --model kv with policy=NAME, or --model kv_NAME without: NAME is one of {', '.join(names())}")
         name = policy or name
         preset = given.pop("preset", None)
         self.policy_name = f"{name}:{preset}" if preset else name
-        taken = inspect.signature(HFLM.__init__).parameters.keys() - {"self", "kwargs", "backend", "logits_cache"}
+        taken = inspect.signature(HFLM.__init__).parameters.keys() - {"self", "kwargs"}
         self.settings, self.policy, passed = settings.part(self.policy_name, given, taken)
         self.load(pretrained, passed)
+        if getattr(getattr(self.model, "active_peft_config", None), "is_prompt_learning", False):
+            raise UsageError("peft adapters that learn prompts are not supported: use one that changes weights, such as LoRA")
         self.batch_documents = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else None
         self.engine = Engine(
             self._base(), self.settings.attn, self.settings.row_tokens, self.settings.block_tokens, self.batch_documents,
@@ -68,9 +72,11 @@ class PolicyLM(HFLM):
             if pretrained is None or isinstance(pretrained, str)
             else {"pretrained": pretrained}
         )
-        passed = {"device": "cuda" if torch.cuda.is_available() else "cpu", **passed, **where, "batch_size": 1, "backend": "causal"}
+        passed = {"device": "cuda" if torch.cuda.is_available() else "cpu", **passed, **where, "batch_size": 1}
+        if passed.get("backend", "causal") not in ("causal", "default"):
+            raise UsageError(f"backend={passed['backend']} is not supported: policies need a decoder-only model")
         try:
-            super().__init__(**passed)
+            super().__init__(**{**passed, "backend": "causal"})
         except UsageError:
             raise
         except Exception as error:
@@ -120,12 +126,21 @@ class PolicyLM(HFLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each request's context under the policy until a stop sequence."""
-        texts = []
+        asked = [self.to_continue(number, request) for number, request in enumerate(requests)]
+        texts = [""] * len(asked)
         with progress(disable_tqdm or self.rank != 0) as bar:
-            bar_id = bar.add_task("generating", total=len(requests))
-            for request in requests:
-                texts.append(self.continued(request))
-                bar.advance(bar_id)
+            for task, same in by_task(asked).items():
+                record, ready = self.records.setdefault(task, Record()), self.admit(same, self.records[task])
+                bar_id = bar.add_task(f"generating {task}", total=len(ready))
+                documents, tallies = [], []
+                for request in ready:
+                    texts[request.number], document, tally = self.continued(request, requests[request.number].args[1], record)
+                    documents.append(document)
+                    tallies.append(tally)
+                    bar.advance(bar_id)
+                if documents:
+                    record.add(documents, torch.cat(tallies, 1))
+                    refuse_idle(self.policy, documents, torch.cat(tallies, 1))
         return texts
 
     def set_cache_hook(self, cache_hook: Any) -> None:
@@ -160,15 +175,10 @@ class PolicyLM(HFLM):
     def answered(self, asked: Sequence[Request], protocol: str, verb: str, quiet: bool) -> list[tuple[float, bool]]:
         """Check all requests, then score them task by task."""
         answers = [(float("-inf"), False)] * len(asked)
-        tasks: dict[str, list[Request]] = defaultdict(list)
-        for request in asked:
-            tasks[request.task].append(request)
-        ready = {}
+        tasks, ready = by_task(asked), {}
         for task, requests in tasks.items():
             record = self.records.setdefault(task, Record())
-            ready[task] = admitted(requests, self.max_length, self.settings.overlength, record)
-            if not requests[0].rolling:
-                check_start(ready[task], self.tokenizer, self.explicit_bos)
+            ready[task] = self.admit(requests, record)
         with progress(quiet or self.rank != 0) as bar:
             for task, requests in ready.items():
                 documents, where = gathered(requests)
@@ -185,35 +195,54 @@ class PolicyLM(HFLM):
         with self.engine.counters.phase("total"):
             (cell,) = self.engine.score(documents, [self.policy], protocol, lambda done: bar.advance(bar_id, done))
         record.add(documents, cell.tally)
-        record.computed_tokens += self.engine.counters.tokens.get("computed", 0)
-        for name, seconds in self.engine.counters.seconds.items():
-            record.seconds[name] = record.seconds.get(name, 0.0) + seconds
+        record.spent(self.engine.counters)
         refuse_idle(self.policy, documents, cell.tally)
         return cell.scores
 
-    def continued(self, request: Instance) -> str:
-        """Continue one context."""
-        context, given = request.args
-        kwargs = normalize_gen_kwargs(given, self.max_gen_toks)
-        stops = handle_stop_sequences(kwargs.pop("until", None), eos=self.tok_decode(self.eot_token_id, skip_special_tokens=False))
-        limit, choose = kwargs.pop("max_gen_toks"), sampler(kwargs)
-        record = self.records.setdefault(request.task_name or "requests", Record())
+    def to_continue(self, number: int, request: Instance) -> Request:
+        """Tokenise one context, with room for what may be said."""
+        room = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
+        sampler(self.generation(request.args[1])[0])  # refused before anything is computed
         where = f"{request.task_name} document {request.doc_id}"
-        (prompt,) = admitted(
-            [Request(0, "", tuple(self.tok_encode(context)), (0,) * limit, where)],
-            self.max_length,
-            self.settings.overlength,
-            record,
-        ) or (None,)
-        if prompt is None:
-            return ""
-        session = self.engine.open(self.policy, self.settings.protocol)
-        session.feed(prompt.prompt)
-        stopped = lambda said: said[-1] == self.eot_token_id or any(stop in self.tok_decode(said) for stop in stops)  # noqa: E731
-        said = session.generate(limit, stopped, choose)
-        record.documents, record.prompt_tokens = record.documents + 1, record.prompt_tokens + len(prompt.prompt)
-        record.answer_tokens += len(said)
-        return postprocess_generated_text(self.tok_decode(said), stops, self.think_end_token)
+        return Request(number, request.task_name or "requests", tuple(self.tok_encode(request.args[0])), (0,) * room, where)
+
+    def generation(self, given: dict[str, Any]) -> tuple[dict[str, Any], list[str], int]:
+        """Part generation arguments into those of sampling, the stop sequences and the most tokens to say."""
+        rest = normalize_gen_kwargs(given, self.max_gen_toks)
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        stops, limit = handle_stop_sequences(rest.pop("until", None), eos=eos), rest.pop("max_gen_toks")
+        return rest, stops, limit
+
+    def continued(self, request: Request, given: dict[str, Any], record: Record) -> tuple[str, Document, torch.Tensor]:
+        """Continue one context; return the text, the tokens, and what they cost."""
+        rest, stops, limit = self.generation(given)
+        self.engine.counters, tally = Counters(), Tally(1, self.engine.device)
+        session = self.engine.open(self.policy, self.settings.protocol, tally)
+        with self.engine.counters.phase("total"):
+            session.feed(request.prompt)
+            stopped = lambda said: said[-1] == self.eot_token_id or any(stop in self.tok_decode(said) for stop in stops)  # noqa: E731
+            said = session.generate(limit, stopped, sampler(rest))
+        record.spent(self.engine.counters)
+        text = postprocess_generated_text(self.tok_decode(said), stops, self.think_end_token)
+        return text, Document(request.prompt, (tuple(said),)), tally.totals()
+
+    def admit(self, requests: Sequence[Request], record: Record) -> list[Request]:
+        """Check requests before anything is computed; return those to be scored."""
+        if not requests[0].rolling:
+            check_start(requests, self.tokenizer, self.explicit_bos)
+        ready = admitted(requests, self.longest, self.settings.overlength, record)
+        if record.skipped:
+            print(
+                f"evalkit: {requests[0].task}: {record.skipped} documents are too long and were skipped; lm-eval still counts them, "
+                "as if the first choice had been picked",
+                file=sys.stderr,
+            )
+        return ready
+
+    @property
+    def longest(self) -> int:
+        """The positions that a request may take: a simulation takes in an answer's last token, too."""
+        return int(self.max_length) - ("whole_answer" in self.policy.needs)
 
     def ledger(self) -> dict[str, Any]:
         """Return what identifies the run, and each task's record."""
@@ -238,3 +267,19 @@ def progress(quiet: bool) -> Progress:
 def plain_hf(pretrained: str, **given: Any) -> HFLM:
     """Return lm-eval's own `hf` model, to compare with."""
     return HFLM(pretrained, **given)
+
+
+def say_errors_in_one_line() -> None:
+    """Let a user's error that ends a program, such as lm-eval's command, end it with the one line the user needs."""
+    if getattr(sys.excepthook, "evalkit", False):
+        return
+    before = sys.excepthook
+
+    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, UsageError):
+            print(f"evalkit: error: {error}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    say.evalkit = True  # type: ignore[attr-defined]
+    sys.excepthook = say

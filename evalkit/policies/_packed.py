@@ -169,6 +169,10 @@ class Packed(Entries):
         """Hand each part its sequences' rows of `tensor` [B, ...]."""
         return [tensor] if len(self.parts) == 1 else [tensor[list(here)] for here in self.places]
 
+    @property
+    def size(self) -> int:
+        return self.parts[0].keys.shape[3] + self.parts[0].values.shape[3]
+
     def dense(self) -> tuple[Tensor, Tensor]:
         pairs = [part.dense() for part in self.parts]
         if len(pairs) == 1 and self.parts[0].slots == self.slots:

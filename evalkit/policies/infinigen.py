@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..policy import LayerCache, Model, Policy, Positive, Presets, Share, top
+from ..policy import LayerCache, Model, Policy, Positive, Presets, Share, exact, top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,8 @@ class InfiniGen(Policy):
     def guessed(self, cache: LayerCache) -> Tensor:
         """[B, H, S] the highest score of the query group that is expected of each entry, in fp32 (fp64 for fp64 models)."""
         assert cache.guess is not None
-        query = torch.matmul(cache.guess[:, :, :, 0], _partial(cache))
-        scores = torch.matmul(query, cache.marks["partial"].transpose(2, 3)).amax(2)
-        scores = (scores if scores.dtype == torch.float64 else scores.float()) * cache.layer.scaling
+        query = torch.matmul(exact(cache.guess[:, :, :, 0]), exact(_partial(cache)))
+        scores = torch.matmul(query, exact(cache.marks["partial"]).transpose(2, 3)).amax(2) * cache.layer.scaling
         softcap = cache.layer.softcap
         return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 

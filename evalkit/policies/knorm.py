@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..policy import LayerCache, Policy, Presets, granted, top
+from ..policy import LayerCache, Policy, Presets, exact, granted, top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,5 @@ class KNorm(Policy):
     def evict(self, cache: LayerCache, query: Tensor) -> LayerCache:
         if not (cache.complete or self.every_step):
             return cache
-        keys = cache.entries.dense()[0]
-        norms = (keys if keys.element_size() > 4 else keys.float()).norm(dim=-1)
+        norms = exact(cache.entries.dense()[0]).norm(dim=-1)
         return cache.keep(top(-norms, granted(cache)[:, None], cache.filled))

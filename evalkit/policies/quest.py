@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..policy import LayerCache, Natural, Policy, Positive, Presets, top
+from ..policy import LayerCache, Natural, Policy, Positive, Presets, exact, top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,8 @@ class Quest(Policy):
 
     def scores(self, cache: LayerCache, query: Tensor) -> Tensor:
         """[B, H, 1 or G, P] the most that any key of each page can score with the query [B, H, G, 1, D], unscaled."""
-        bounds = torch.matmul(_signed(query[:, :, :, 0]).clamp(min=0), cache.notes["bounds"].transpose(2, 3))
+        asked = _signed(exact(query[:, :, :, 0])).clamp(min=0)
+        bounds = torch.matmul(asked, exact(cache.notes["bounds"]).transpose(2, 3))
         return bounds if self.per_query_head else bounds.amax(2, keepdim=True)
 
     def reachable(self, cache: LayerCache, places: int) -> Tensor:

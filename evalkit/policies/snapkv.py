@@ -32,6 +32,10 @@ class SnapKV(Policy):
     }
 
     @property
+    def observed(self) -> int:
+        return self.window
+
+    @property
     def static(self) -> bool:
         return True
 
