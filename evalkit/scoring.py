@@ -18,7 +18,6 @@ from .memory import Branch, Cell, State
 from .packing import Branches, Packing
 from .policy import Budget, Policy
 
-
 MANY = 4  # with many cells rows grow up to so many times: what steps token by token then steps together
 
 

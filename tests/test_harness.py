@@ -122,6 +122,20 @@ class TestPolicies:
         with pytest.raises(UsageError, match="did nothing on"):
             kv(folder, "kv", policy=f"{tmp_path}/lazy.py", budget=0.5).loglikelihood(requests(*PAIRS), disable_tqdm=True)
 
+    def test_generated_texts_are_in_the_ledger(self, folder):
+        lm = kv(folder, "kv_h2o", budget=0.2)
+        lm.generate_until(requests(("x" * 51, {"until": [], "max_gen_toks": 4}), kind="generate_until"), disable_tqdm=True)
+        record = lm.ledger()["tasks"]["made"]
+        assert (record["held"], record["acted"], record["prompt_tokens"]) == (0.2, 1.0, 51)
+        assert record["computed_tokens"] >= 54
+
+    def test_a_policy_that_never_acts_is_an_error_in_generation_too(self, folder, tmp_path):
+        (tmp_path / "idle.py").write_text(MINE.replace("return cache.keep(last(cache, granted(cache)))", "return cache"))
+        with pytest.raises(UsageError, match="did nothing on"):
+            kv(folder, "kv", policy=f"{tmp_path}/idle.py", budget=0.5).generate_until(
+                requests(("x" * 51, {"until": [], "max_gen_toks": 2}), kind="generate_until"), disable_tqdm=True
+            )
+
     def test_many_cells_in_one_pass_equal_each_alone(self, folder):
         tasks = Tasks(["mini_copa", "mini_winogrande"], [MINI], limit=5)
         cells = {f"{name}@{budget}": build(name, budget) for name in ("h2o", "tova", "random") for budget in (0.1, 0.5)}
@@ -171,6 +185,9 @@ class TestRefusals:
             ({"attn": "flash"}, "attn=flash needs a CUDA device"),
             ({"preset": "papr"}, "did you mean 'paper'"),
             ({"every_step": "perhaps"}, "every_step='perhaps' is not allowed"),
+            ({"truncation": True}, "truncation=True is not honoured: give overlength=truncate"),
+            ({"mixed_precision_dtype": "float16"}, "mixed_precision_dtype=float16 is not honoured: give dtype"),
+            ({"backend": "seq2seq"}, "backend=seq2seq is not supported"),
             ({"pretrained": "./nowhere"}, "pretrained=./nowhere does not exist"),
         ],
     )

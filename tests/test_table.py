@@ -33,7 +33,7 @@ def test_a_policy_that_refuses_the_protocol_stops_the_table_before_a_model_loads
 
 
 def test_an_unknown_task_is_refused_with_the_nearest(folder):
-    with pytest.raises(UsageError, match="task mini_cop is not known.*'mini_copa'"):
+    with pytest.raises(UsageError, match=r"task mini_cop is not known.*'mini_copa'"):
         table.make(asked(folder, tasks=["mini_cop"]))
 
 
