@@ -30,8 +30,8 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	@echo "== tests"
-	$(BIN)/python -m pytest -q
+	@echo "== tests, one thread each on every core"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile
 
 demo: setup
 	@echo "== the demo's model"
