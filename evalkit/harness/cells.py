@@ -10,9 +10,9 @@ from functools import cache, partial
 from io import StringIO
 from typing import Any
 
-from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
@@ -24,6 +24,7 @@ from ..requests import by_task, gathered
 from .model import PolicyLM, progress
 
 Answer = tuple[float, bool]
+FEWSHOT_SEED = 1234  # lm-eval's own default
 
 
 class Recorded(LM):
@@ -75,14 +76,20 @@ class Tasks:
             if name not in self.manager.all_tasks:
                 raise UsageError(f"task {name} is not known{nearest(name, self.manager.all_tasks)}: see `lm_eval ls tasks`")
         with quiet("lm_eval"):
-            self.tasks = list(self.manager.load(self.names)["tasks"].values())
+            self.loaded = self.manager.load(self.names)
+        for task in self.loaded[
+            "tasks"
+        ].values():  # what simple_evaluate would set, less the seconds it spends on describing the machine
+            fixed = task.get_config("num_fewshot") == 0
+            if not fixed and (self.fewshot is not None or task.get_config("num_fewshot") is None):
+                task.set_config(key="num_fewshot", value=self.fewshot or 0)
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)
 
     def evaluate(self, model: LM) -> dict[str, Any]:
         """Let lm-eval put the tasks' requests to `model` and compute their metrics."""
         with quiet("lm_eval"):
-            return simple_evaluate(
-                model, tasks=self.tasks, task_manager=self.manager, limit=self.limit, num_fewshot=self.fewshot, bootstrap_iters=0
-            )
+            found: dict[str, Any] = evaluate(model, self.loaded, limit=self.limit, bootstrap_iters=0)
+            return found
 
 
 def across(lm: PolicyLM, cells: Mapping[str, Policy], tasks: Tasks, protocol: str = "prompt") -> dict[str, CellResult]:
