@@ -130,6 +130,66 @@ def bench(
     run(data, limit, repeats, tasks.split(",") if tasks else None)
 
 
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    kind: Annotated[str, typer.Option("--format", help="terminal, md, csv, latex or json.")] = "terminal",
+    html: Annotated[Path | None, typer.Option(help="Also write a page that needs nothing beside it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write report.md, .csv, .json and plots into a folder.")] = None,
+) -> None:
+    """Print a run's accuracy against budget, its differences to full and the smallest budgets that are ok."""
+    from evalkit import report as reports
+    from evalkit.formats import chosen
+    from evalkit.runs import Run
+    from evalkit.sections import save, told
+
+    chosen(kind)
+    loaded = Run.load(run)
+    found = reports.report(loaded)
+    _tell_missing(run, len(found.incomplete))
+    told(found).put(kind)
+    if out:
+        from evalkit import plots
+
+        _tell_written(*save(found, out), *plots.save(found.as_dict(), out))
+    if html:
+        from evalkit.html import page
+        from evalkit.store import write
+
+        write(html, page(loaded, found.as_dict()))
+        _tell_written(html)
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="A run's folder.")],
+    b: Annotated[Path, typer.Argument(help="The folder of the run that is compared with it.")],
+    kind: Annotated[str, typer.Option("--format", help="terminal, md, csv, latex or json.")] = "terminal",
+    cell_a: Annotated[str | None, typer.Option(help="Only this cell of A, as h2o@10%.")] = None,
+    cell_b: Annotated[str | None, typer.Option(help="The cell of B to compare it with; else the same.")] = None,
+) -> None:
+    """Print how two runs differ on the documents both asked: B minus A for each cell and task, and what else is not the same."""
+    from evalkit import compare as comparisons
+    from evalkit.formats import chosen
+    from evalkit.runs import Run
+
+    chosen(kind)
+    found = comparisons.compare(Run.load(a), Run.load(b), cell_a, cell_b)
+    for folder, packs in zip((a, b), found.incomplete.values(), strict=True):
+        _tell_missing(folder, len(packs))
+    comparisons.told(found).put(kind)
+
+
+def _tell_missing(run: Path, packs: int) -> None:
+    if packs:
+        print(f"evalkit: {run} is not finished (packs missing: {packs}): only tasks that are whole are shown", file=sys.stderr)
+
+
+def _tell_written(*files: Path) -> None:
+    for file in files:
+        print(file, file=sys.stderr)
+
+
 @models.command("get")
 def get_model(name: Annotated[str, typer.Argument(help="A name that 'evalkit models list' shows.")]) -> None:
     """Fetch a model once into the cache; its folder is the last line printed."""

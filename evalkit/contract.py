@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from .cache import EMPTY, LayerCache
-from .counters import BYTES, DENSE_BYTES, HELD, READ
 from .documents import Document
 from .policies import build
 from .policy import Policy
+from .shares import BYTES, DENSE_BYTES, HELD, READ
 from .trial import CLOSE, Answers, Trial, conversation, differ, logprobs, one_by_one, score, tokens
 
 CHANGED = 1e-6
@@ -248,7 +248,7 @@ def first_tokens(trial: Trial, one: Answers, other: Answers) -> list[list[float]
 
 
 def exceeds(trial: Trial, policy: Policy, document: Document, sums: Tensor) -> tuple[bool, ...]:
-    """Return whether the entries held, those read, the bytes of one document, in `sums` [WHAT], are over what the budget grants.
+    """Return whether the entries held, those read, the bytes of one document, in `sums` [QUANTITIES], are over what the budget grants.
 
     Layers that the policy declares dense are granted everything, and no layer less than the policy's declared floor.
     """

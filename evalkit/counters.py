@@ -11,20 +11,16 @@ import psutil
 import torch
 from torch import Tensor
 
-HELD, SPAN, BYTES, DENSE_BYTES, READ, REACH, FETCHED, FETCHED_BYTES, QUERIES = range(9)
-WHAT = (
-    "held entries", "entries seen", "held bytes", "bytes of the full cache", "entries read", "entries the full cache would read",
-    "entries fetched", "bytes fetched", "answer queries",
-)  # fmt: skip
+from .shares import QUANTITIES
 
 
 class Tally:
     """Sums over layers and heads for each of a number of documents under one cell; what lies on the device stays there until asked."""
 
     def __init__(self, documents: int, device: torch.device) -> None:
-        self.known = [[0.0] * documents for _ in WHAT]
-        self.sums = torch.zeros(len(WHAT), documents, dtype=torch.float64, device=device)
-        self.pending: list[list[tuple[Sequence[int], Tensor]]] = [[] for _ in WHAT]
+        self.known = [[0.0] * documents for _ in QUANTITIES]
+        self.sums = torch.zeros(len(QUANTITIES), documents, dtype=torch.float64, device=device)
+        self.pending: list[list[tuple[Sequence[int], Tensor]]] = [[] for _ in QUANTITIES]
 
     def add(self, what: int, documents: Sequence[int], values: Tensor | float) -> None:
         """Add `values`, one for each of the documents (a tensor [B]) or one for all, to the documents numbered `documents`."""
@@ -36,7 +32,7 @@ class Tally:
                 known[document] += values
 
     def totals(self) -> Tensor:
-        """Return the sums, [WHAT, documents]."""
+        """Return the sums, [QUANTITIES, documents]."""
         for what, pending in enumerate(self.pending):
             if pending:
                 where = torch.tensor([document for documents, _ in pending for document in documents], device=self.sums.device)

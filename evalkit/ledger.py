@@ -8,14 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN, Counters
+from .counters import Counters
 from .documents import Document
 from .errors import UsageError
 from .policy import Policy
+from .shares import BYTES, DENSE_BYTES, HELD, QUANTITIES, REACH, READ, SPAN, shares
 
 
 def acted(tally: Tensor) -> Tensor:
-    """[documents] whether the policy did anything: held, read or stored less than the full cache; `tally` [WHAT, documents]."""
+    """[documents] whether the policy did anything: held, read or stored less than the full cache; `tally` [QUANTITIES, documents]."""
     return (tally[HELD] < tally[SPAN]) | (tally[READ] < tally[REACH]) | (tally[BYTES] < tally[DENSE_BYTES])
 
 
@@ -50,17 +51,17 @@ class Record:
     truncated: int = 0
     skipped: int = 0
     acted: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0] * 9)
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(QUANTITIES, 0.0))
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, documents: Sequence[Document], tally: Tensor) -> None:
-        """Add documents and their tally [WHAT, documents]."""
+        """Add documents and their tally [QUANTITIES, documents]."""
         self.documents += len(documents)
         self.answers += sum(len(document.answers) for document in documents)
         self.prompt_tokens += sum(len(document.prompt) for document in documents)
         self.answer_tokens += sum(len(answer) for document in documents for answer in document.answers)
         self.acted += int(acted(tally).sum())
-        self.sums = [old + new for old, new in zip(self.sums, tally.sum(1).tolist(), strict=True)]
+        self.sums = {name: self.sums[name] + new for name, new in zip(QUANTITIES, tally.sum(1).tolist(), strict=True)}
 
     def spent(self, counters: Counters) -> None:
         """Add the tokens computed and the seconds by phase."""
@@ -68,21 +69,18 @@ class Record:
         for name, seconds in counters.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
-    def shares(self) -> dict[str, Any]:
-        """Return the shares of entries and bytes held and read, of what the full cache would hold and read; None where none is."""
-        sums, ratio = self.sums, lambda part, whole: self.sums[part] / self.sums[whole] if self.sums[whole] else None
-        return {
-            "held": ratio(HELD, SPAN),
-            "held_bytes": ratio(BYTES, DENSE_BYTES),
-            "read": ratio(READ, REACH),
-            "acted": self.acted / self.documents if self.documents else None,
-            "bytes": int(sums[BYTES]),
-            "fetched_entries": int(sums[FETCHED]),
-            "fetched_bytes": int(sums[FETCHED_BYTES]),
-            "answer_queries": int(sums[QUERIES]),
-        }
+    def costs(self) -> dict[str, Any]:
+        """Return what was counted, seconds and computed tokens apart, which the cells of a pass share."""
+        apart = ("seconds", "computed_tokens", "cells")
+        return {name: value for name, value in vars(self).items() if name not in apart}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as it stands in a result."""
         plain = {name: value for name, value in vars(self).items() if name not in ("sums", "acted", "seconds")}
-        return {**plain, **self.shares(), "seconds": {name: round(value, 4) for name, value in self.seconds.items()}}
+        acted = self.acted / self.documents if self.documents else None
+        return {
+            **plain,
+            **shares(self.sums),
+            "acted": acted,
+            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+        }

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from . import kernels
 from .cache import NOTHING, LayerCache
-from .counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN, Counters, Tally
+from .counters import Counters, Tally
 from .entries import ELEMENT_BYTES
 from .kernels import Kernel
 from .layer import Layer
 from .policy import Policy
+from .shares import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN
 
 
 @dataclass

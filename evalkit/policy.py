@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from fractions import Fraction
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -13,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from .budget import WHOLE, Budget
 from .cache import NOTHING, LayerCache, Marks
 from .errors import UsageError, nearest
 from .layer import exact
@@ -23,47 +22,6 @@ Share = Annotated[float, Field(gt=0, le=1)]  # above 0, at most 1
 Presets = Mapping[str, Mapping[str, Any]]
 
 PROTOCOLS = ("prompt", "stream")
-_ALLOWED = "a share (0.1 or 10%) or a whole number of tokens (256)"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much of a sequence a policy may keep or read: a share of its tokens, or a number of them."""
-
-    share: Fraction | None = Fraction(1)
-    tokens: int | None = None
-
-    @classmethod
-    def of(cls, given: object) -> Budget:
-        """Read `given`: a Budget, 0.1, "0.1", "10%", 256 or "256". Raises UsageError when it is none of these."""
-        if isinstance(given, Budget):
-            return given
-        text = str(given).strip()
-        if text == "1":
-            raise UsageError("budget=1 could mean all or one token: write 100% for all, or 2 tokens or more")
-        if re.fullmatch(r"\d+", text) and int(text) > 1:
-            return cls(None, int(text))
-        match = re.fullmatch(r"(\d*\.?\d+(?:e-?\d+)?)(%?)", text, re.IGNORECASE)
-        share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(0)
-        if not 0 < share <= 1:
-            raise UsageError(f"budget={text} is not allowed: give {_ALLOWED}, above 0 and at most 100%")
-        return cls(share)
-
-    @property
-    def whole(self) -> bool:
-        """Whether the budget asks for everything."""
-        return self.share == 1
-
-    def allowance(self, tokens: int, window: int | None = None) -> int:
-        """Return the entries granted of `tokens`: max(1, floor(share x tokens)), or the number asked for; of a window at most."""
-        most = tokens if window is None else min(tokens, window)
-        if self.share is not None:
-            return max(1, int(self.share * most))
-        assert self.tokens is not None
-        return self.tokens if window is None else min(self.tokens, window)
-
-    def __str__(self) -> str:
-        return str(self.tokens) if self.share is None else f"{float(self.share * 100):g}%"
 
 
 class Model(Protocol):
@@ -82,7 +40,7 @@ class Policy:
     block only `observe` is asked; `write` and `evict` follow when it is whole, and at every decoded token.
     """
 
-    budget: Budget = Budget()
+    budget: Budget = WHOLE
 
     paper: ClassVar[str] = ""
     presets: ClassVar[Presets] = MappingProxyType({})  # deviations, by name: policy:preset
@@ -137,7 +95,7 @@ class Policy:
 
     def statistic(self) -> Policy:
         """Return the policy less what `observe` does not depend on: cells that agree share one observation."""
-        return replace(self, budget=Budget())
+        return replace(self, budget=WHOLE)
 
     def acts_on(self, tokens: int) -> bool:
         """Whether a prompt of `tokens` is long enough for the policy to do anything at its budget and settings."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from . import attention
-from .counters import WHAT
 from .documents import Asked, Document
 from .engine import Runner
 from .memory import Branch, Cell, State
 from .packing import Branches, Packing
 from .policy import Budget, Policy
+from .shares import QUANTITIES
 
 MANY = 4  # with many cells rows grow up to so many times: what steps token by token then steps together
 
@@ -35,7 +35,7 @@ class CellScores:
 
     policy: Policy
     scores: list[list[Score]]
-    tally: Tensor  # [counters.WHAT, documents]
+    tally: Tensor  # [shares.QUANTITIES, documents]
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Scoring:
             scores = [[Score(logprobs[slot], not misses[slot]) for slot in asked.slots] for asked in where]
             columns = [tallies[id(asked.cell)][:, document] for document, asked in enumerate(where) if id(asked.cell) in tallies]
             results.append(
-                CellScores(cell.policy, scores, torch.stack(columns, 1) if columns else torch.zeros(len(WHAT), len(where)))
+                CellScores(cell.policy, scores, torch.stack(columns, 1) if columns else torch.zeros(len(QUANTITIES), len(where)))
             )
         return results
 

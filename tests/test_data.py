@@ -68,9 +68,7 @@ def test_real_rows_give_the_official_requests(task: str, data: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("task", YAMLS)
-def test_nothing_but_the_source_of_rows_differs_from_the_official_task(
-    task: str, small_data: Path, tmp_path: Path
-) -> None:
+def test_nothing_but_the_source_of_rows_differs_from_the_official_task(task: str, small_data: Path, tmp_path: Path) -> None:
     use(small_data, tmp_path)
     ours = loaded(task, tmp_path).config.to_dict()
     theirs = official_task(task, read(small_data / task / f"{EVALUATED[task]}.jsonl")).config.to_dict()

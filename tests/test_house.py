@@ -17,9 +17,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # A module imports from rows above its own only.
 ROWS = (
-    ("evalkit", "errors", "trie", "entries", "counters", "hook", "build_hook", "model", "layer"),
-    ("cache", "rooms", "fetch", "sampling"),
-    ("policy", "kernels", "data"),
+    ("evalkit", "errors", "trie", "entries", "shares", "hook", "build_hook", "model", "layer"),
+    ("cache", "counters", "rooms", "fetch", "sampling", "store", "stats", "budget", "reading"),
+    ("policy", "kernels", "data", "plan", "runs"),
     ("policies._codes", "memory"),
     ("policies._packed", "decoding", "documents"),
     ("policies.*", "policies", "attention", "simulation"),

@@ -13,7 +13,6 @@ from transformers import AttentionInterface
 from evalkit import attention
 from evalkit.cache import LayerCache
 from evalkit.contract import run
-from evalkit.counters import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, QUERIES, READ
 from evalkit.documents import Document
 from evalkit.errors import UsageError
 from evalkit.layer import Layer
@@ -22,6 +21,7 @@ from evalkit.policies import build
 from evalkit.policies.infinigen import skewing
 from evalkit.policy import Policy, top
 from evalkit.session import Engine
+from evalkit.shares import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, QUERIES, READ
 from evalkit.trial import Trial, documents
 from tests.authors.recording.tensors import given
 from tests.references import infinigen as twin

@@ -9,7 +9,6 @@ import torch
 from references import kivi as twin
 
 from evalkit.cache import LayerCache
-from evalkit.counters import BYTES, DENSE_BYTES
 from evalkit.documents import Document
 from evalkit.entries import Plain
 from evalkit.errors import UsageError
@@ -20,6 +19,7 @@ from evalkit.policies._codes import Layout, decode, encode, pack, unpack
 from evalkit.policies._packed import Packed
 from evalkit.policies.kivi import cost, largest
 from evalkit.session import Engine
+from evalkit.shares import BYTES, DENSE_BYTES
 from tests.authors.recording.tensors import drawn, given
 from tests.tiny import model
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from evalkit.counters import BYTES, DENSE_BYTES, HELD, REACH, READ, SPAN, WHAT
 from evalkit.documents import Document
 from evalkit.errors import UsageError
 from evalkit.ledger import Record, acted, refuse_idle
@@ -11,6 +10,7 @@ from evalkit.model import tiny
 from evalkit.policies import build
 from evalkit.requests import Request, admitted
 from evalkit.session import Engine
+from evalkit.shares import BYTES, DENSE_BYTES, HELD, QUANTITIES, REACH, READ, SPAN
 from tests.tiny import tokens
 
 
@@ -41,7 +41,7 @@ def test_texts_without_a_prompt_are_counted_too(name, budget):
 
 def test_no_documents_is_no_error():
     (cell,) = Engine(tiny()).score([], [build("h2o", "40%")])
-    assert cell.tally.shape == (len(WHAT), 0)
+    assert cell.tally.shape == (len(QUANTITIES), 0)
     refuse_idle(cell.policy, [], cell.tally)
     record = Record()
     record.add([], cell.tally)

@@ -150,9 +150,7 @@ def test_the_metrics_are_those_of_the_benchmark(task: str) -> None:
 def test_the_group_is_the_mean_over_the_six_tasks_whatever_their_sizes() -> None:
     found = TaskManager(include_path=str(MINI), include_defaults=False).load("mini")
     assert sorted(found["tasks"]) == sorted(f"mini_{task}" for task in YAMLS)
-    assert [(each.metric, each.weight_by_size) for each in found["groups"]["mini"].aggregate_metric_list] == [
-        ("acc", False)
-    ]
+    assert [(each.metric, each.weight_by_size) for each in found["groups"]["mini"].aggregate_metric_list] == [("acc", False)]
 
 
 @pytest.mark.parametrize("task", YAMLS)

@@ -9,12 +9,12 @@ import torch
 
 from evalkit.cache import LayerCache
 from evalkit.contract import run
-from evalkit.counters import READ
 from evalkit.entries import ELEMENT_BYTES
 from evalkit.layer import Layer
 from evalkit.model import tiny
 from evalkit.policies import build
 from evalkit.session import Engine
+from evalkit.shares import READ
 from evalkit.trial import Trial, documents
 from tests.authors.recording.tensors import drawn
 from tests.references.quest import read

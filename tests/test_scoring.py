@@ -7,13 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evalkit import cache
-from evalkit.counters import BYTES, DENSE_BYTES, HELD, QUERIES, REACH, READ, SPAN
 from evalkit.documents import Document
 from evalkit.errors import UsageError
 from evalkit.model import tiny as llama
 from evalkit.policies import build
 from evalkit.policy import Budget
 from evalkit.session import Engine
+from evalkit.shares import BYTES, DENSE_BYTES, HELD, QUERIES, REACH, READ, SPAN
 from tests import tiny
 
 MODEL = llama(1)

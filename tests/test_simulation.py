@@ -98,7 +98,7 @@ def test_a_simulation_refuses_to_stream_and_to_go_on():
 
 def test_what_is_read_is_counted():
     (cell,) = Engine(tiny()).score([DOCUMENT], [build("h2o:repo-opt", 0.2)])
-    from evalkit.counters import HELD, REACH, READ, SPAN
+    from evalkit.shares import HELD, REACH, READ, SPAN
 
     assert cell.tally[HELD] == cell.tally[SPAN]
     assert 0.1 < float(cell.tally[READ] / cell.tally[REACH]) < 0.4

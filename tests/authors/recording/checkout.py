@@ -65,6 +65,4 @@ def commit(folder: Path) -> str:
     written = folder / ".commit"
     if written.exists():
         return written.read_text().strip()
-    return subprocess.run(
-        ["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

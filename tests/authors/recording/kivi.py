@@ -14,8 +14,7 @@ from recording.tensors import drawn, given, heads, normal, rounded, settled
 REPOSITORY = "jy-yuan/KIVI"
 PACKING = "quant/new_pack.py"
 PACKING_NAMES = (
-    "quant_and_pack_kcache, quant_and_pack_vcache, unpack_and_dequant_kcache, unpack_and_dequant_vcache, "
-    "pack_tensor, unpack_tensor"
+    "quant_and_pack_kcache, quant_and_pack_vcache, unpack_and_dequant_kcache, unpack_and_dequant_vcache, pack_tensor, unpack_tensor"
 )
 CODES = [
     (900, "keys", 2, 16, "float32"),

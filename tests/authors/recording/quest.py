@@ -28,9 +28,7 @@ def fixtures(folder: Path) -> Iterator[tuple[str, Source, list[dict[str, Any]]]]
     yield "quest", source, [_case(source, *case) for case in CASES]
 
 
-def _case(
-    source: Source, seed: int, page: int, budget: int, tokens: int, query_heads: int, count: int
-) -> dict[str, Any]:
+def _case(source: Source, seed: int, page: int, budget: int, tokens: int, query_heads: int, count: int) -> dict[str, Any]:
     inputs = heads(seed, query_heads=query_heads, heads=count, tokens=tokens, size=8, sharp=2.0)
     parameters = {"chunk_size": page, "token_budget": budget, "query": tokens - 1}
     expected = _run(source, inputs, parameters)

@@ -24,9 +24,7 @@ def fixtures(folder: Path) -> Iterator[tuple[str, Source, list[dict[str, Any]]]]
     yield "streaming_llm", source, [_case(source, *case) for case in CASES]
 
 
-def _case(
-    source: Source, seed: int, start: int, recent: int, prompt: int, query_heads: int, count: int
-) -> dict[str, Any]:
+def _case(source: Source, seed: int, start: int, recent: int, prompt: int, query_heads: int, count: int) -> dict[str, Any]:
     inputs = heads(seed, query_heads=query_heads, heads=count, tokens=16, size=8, sharp=2.0)
     parameters = {"start_size": start, "recent_size": recent, "prompt": prompt}
     expected = settled(partial(_run, source, inputs, parameters), "kept")

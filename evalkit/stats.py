@@ -1,0 +1,298 @@
+"""Intervals, paired tests and verdicts over arrays of right and wrong answers; knows neither tasks, policies nor files.
+
+*Limits never meet.* A difference gets the score interval of Tango (1998, Statistics in Medicine 17:891), the relative of Wilson's
+for pairs: with no flip among n documents it is +-z^2/(n + z^2), where a t-interval would be 0 wide and call any policy lossless.
+(A t-interval with a special case for no flips would make one lost document look safer than none.)
+*Clusters widen, never narrow.* Where documents share a passage, score intervals are stretched by the root of the design effect
+(cluster-robust over plain variance, at least 1; Rao and Scott 1992, Biometrics 48:577) and use Student's t with C - 1 degrees of
+freedom for C clusters. Where values do not vary, nothing is known of how they cluster and each cluster counts once.
+*Undefined is nan.* One cluster says nothing about its like: its limits are nan. Nothing here warns.
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.special import log_softmax
+from scipy.stats import norm, sem, t
+from sklearn.metrics import cohen_kappa_score
+from statsmodels.regression.linear_model import OLS
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
+
+from .errors import UsageError
+
+LEVEL = 0.05  # of every interval: 95 % two-sided, so 97.5 % for a claim in one direction
+QUANTILE = float(norm.ppf(1 - LEVEL / 2))
+
+Values: TypeAlias = NDArray[Any]
+Clusters: TypeAlias = Iterable[Hashable | None]
+Verdict: TypeAlias = Literal["ok", "worse", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """The share of `n` documents that are right, with its standard error and 95 % limits."""
+
+    n: int
+    value: float
+    stderr: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a policy changes on `n` documents: other minus full as a share, its 95 % limits, and the answers lost and gained."""
+
+    n: int
+    value: float
+    stderr: float
+    low: float
+    high: float
+    lost: int
+    gained: int
+    p: float
+
+
+@dataclass(frozen=True)
+class Retained:
+    """The share of full's accuracy above chance that is kept, with its 95 % bootstrap limits; nan where undefined."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The smallest budget that is fine, None where none is, and whether all larger ones are fine too."""
+
+    budget: float | None
+    monotone: bool
+
+
+def proportion(correct: ArrayLike, clusters: Clusters | None = None) -> Proportion:
+    """Accuracy over `correct` ([n] of 0/1) with Wilson's interval (statsmodels `proportion_confint`).
+
+    `stderr` is lm-eval's, sample deviation over the root of n (scipy `sem`), or the cluster-robust one when `clusters` ([n] labels,
+    None for a document of its own) are given. Raises UsageError for no documents, values but 0 and 1, and labels not n.
+    """
+    right = _answers(correct)
+    groups = None if clusters is None else _groups(clusters, right.size)
+    reach = t.ppf(1 - LEVEL / 2, _freedom(groups)) * _stretch(right, groups)
+    effective = right.size * (QUANTILE / reach) ** 2
+    low, high = proportion_confint(right.mean() * effective, effective, alpha=LEVEL, method="wilson")
+    return Proportion(right.size, float(right.mean()), _stderr(right, groups), float(low), float(high))
+
+
+def paired(full: ArrayLike, other: ArrayLike, clusters: Clusters | None = None) -> Difference:
+    """The difference `other` minus `full`, both [n] of 0/1 on the same documents in the same order.
+
+    `stderr` is sd/sqrt(n) of the differences or, with `clusters`, the cluster-robust one: statsmodels OLS on a constant, which is
+    the formula of Miller (2024, arXiv 2411.00640) times sqrt(C/(C-1)). It is 0 where nothing flipped; the limits are not (see the
+    module). `p` is McNemar's exact test (statsmodels), which takes documents as independent; with clusters it is the larger of
+    that and the stretched score test, which belongs to the interval. Raises UsageError as `proportion`, and for unequal lengths.
+    """
+    change = np.subtract(*_both(_answers(other), _answers(full)))
+    groups = None if clusters is None else _groups(clusters, change.size)
+    lost, gained = int((change < 0).sum()), int((change > 0).sum())
+    freedom, stretch = _freedom(groups), _stretch(change, groups)
+    p = float(mcnemar([[0, lost], [gained, 0]], exact=True).pvalue)
+    if groups is not None:
+        score = abs(gained - lost) / math.sqrt(max(1, gained + lost))
+        p = float(np.maximum(p, 2 * t.sf(score / stretch, freedom)))  # a nan stays
+    low, high = _score_limits(lost, gained, change.size, t.ppf(1 - LEVEL / 2, freedom) * stretch)
+    return Difference(change.size, float(change.mean()), _stderr(change, groups), low, high, lost, gained, p)
+
+
+def average(differences: Sequence[Difference]) -> Difference:
+    """The unweighted mean over tasks; n, lost and gained are summed, stderr is sqrt(sum of squares)/k.
+
+    The limits square and add each task's own distances from value to limit (MOVER: Zou and Donner 2008, Statistics in Medicine
+    27:1693): the normal interval where the tasks' are normal, and wider than 0 where no task flipped. `p` is two-sided and below
+    0.05 exactly where the interval excludes 0. Raises UsageError for no tasks.
+    """
+    if not differences:
+        raise UsageError("no tasks to average: give at least one difference")
+    value, stderr, low, high = np.array([(d.value, d.stderr, d.low, d.high) for d in differences]).T
+    n, lost, gained = (sum(counts) for counts in zip(*((d.n, d.lost, d.gained) for d in differences), strict=True))
+    mean = float(value.mean())
+    error, below, above = (float(np.linalg.norm(part)) / len(value) for part in (stderr, value - low, high - value))
+    p = float(2 * norm.sf(QUANTILE * abs(mean) / (below if mean > 0 else above)))
+    return Difference(n, mean, error, mean - below, mean + above, lost, gained, p)
+
+
+def holm(p_values: ArrayLike) -> Values:
+    """Holm's step-down adjusted p-values (statsmodels `multipletests`), [k] as given; nan stays nan and does not count."""
+    raw = np.asarray(p_values, dtype=float)
+    known = ~np.isnan(raw)
+    adjusted = np.full(raw.shape, math.nan)
+    if known.any():
+        adjusted[known] = multipletests(raw[known], alpha=LEVEL, method="holm")[1]
+    return adjusted
+
+
+def detectable(lost: int, gained: int, n: int, power: float = 0.8, level: float = LEVEL) -> float:
+    """The smallest difference (a share) that n documents show with this power: (z_{1-level/2} + z_power) sqrt(flip rate / n).
+
+    The flip rate is the observed one, but no less than Wilson's upper limit for no flips among n: few flips say as little about
+    the rate as none, and the answer is never 0. Documents are taken as independent.
+    """
+    rate = max((lost + gained) / n, proportion_confint(0, n, alpha=LEVEL, method="wilson")[1])
+    return float((norm.ppf(1 - level / 2) + norm.ppf(power)) * math.sqrt(rate / n))
+
+
+def verdict(difference: Difference, margin: float) -> Verdict:
+    """`ok` if the lower limit is above -margin (a share: 0.01 is a point), else `worse` if the upper is below 0.
+
+    A certain loss within the margin is `ok`; nan is `inconclusive`. With no flip a margin of 0.01 takes 381 independent documents.
+    """
+    if difference.low > -margin:
+        return "ok"
+    return "worse" if difference.high < 0 else "inconclusive"
+
+
+def agreement(full_pick: ArrayLike, pick: ArrayLike) -> float:
+    """The share of documents ([n] chosen indices) with the same choice; wrong to another wrong is a change. Unequal: UsageError."""
+    return float(np.equal(*_both(full_pick, pick)).mean())
+
+
+def kappa(full_pick: ArrayLike, pick: ArrayLike) -> float:
+    """Cohen's kappa of the two choices (scikit-learn); nan where both always pick one and the same. Errors as `agreement`."""
+    first, second = _both(full_pick, pick)
+    constant = np.unique([first, second]).size == 1  # scikit-learn warns
+    return math.nan if constant else float(cohen_kappa_score(first, second))
+
+
+def divergence(full_logprobs: Sequence[ArrayLike], logprobs: Sequence[ArrayLike]) -> float:
+    """Mean over documents of KL(full || other) in nats, of the softmax (scipy) over each document's [choices] log-probabilities.
+
+    A choice that is -inf under full adds nothing, under other alone makes the mean inf; choices that are all -inf count as equally
+    likely. Raises UsageError for no documents and for unequal numbers of documents or choices.
+    """
+    if not len(full_logprobs) == len(logprobs) > 0:
+        raise UsageError(f"{len(full_logprobs)} documents against {len(logprobs)}: give the same ones, at least one")
+    return float(np.mean([_relative_entropy(*_both(p, q)) for p, q in zip(full_logprobs, logprobs, strict=True)]))
+
+
+def chance_corrected(accuracy: float, full: float, chance: float = 0.0) -> float | None:
+    """The share of full's accuracy above chance that is kept, (accuracy - chance) / (full - chance); None where full <= chance."""
+    return (accuracy - chance) / (full - chance) if full > chance else None
+
+
+def retained(full: ArrayLike, other: ArrayLike, clusters: Clusters | None = None, chance: float = 0.0, seed: int = 0) -> Retained:
+    """`chance_corrected` of two [n] arrays of 0/1 with a paired percentile bootstrap over documents, or over whole clusters.
+
+    2000 resamples by numpy's seeded Generator. Those where full does not beat chance (nan to scipy's `bootstrap`, which it would
+    spread) count as beyond both limits, and a limit that lands among them is nan; so are both where no answer changed, as a
+    bootstrap cannot draw what was never seen. Raises UsageError as `paired`.
+    """
+    before, after = _both(_answers(full), _answers(other))
+    groups = np.arange(before.size) if clusters is None else _groups(clusters, before.size)
+    value, count = chance_corrected(float(after.mean()), float(before.mean()), chance), int(groups.max()) + 1
+    if value is None or count < 2 or (before == after).all():
+        return Retained(math.nan if value is None else value, math.nan, math.nan)
+    sums = np.stack([np.bincount(groups, side) for side in (before, after, np.ones(before.size))], axis=1)
+    kinds, many = np.unique(sums, axis=0, return_counts=True)  # equal clusters are drawn together
+    draws = np.random.default_rng(seed).multinomial(count, many / count, size=2000)
+    right, kept, documents = (draws @ kinds).T
+    room = right - chance * documents
+    defined = room > 1e-9  # counts are whole, so less is a rounded zero
+    shares = (kept - chance * documents) / np.where(defined, room, 1)
+    low = np.quantile(np.where(defined, shares, -math.inf), LEVEL / 2, method="lower")
+    high = np.quantile(np.where(defined, shares, math.inf), 1 - LEVEL / 2, method="higher")
+    return Retained(value, *(float(limit) if math.isfinite(limit) else math.nan for limit in (low, high)))
+
+
+def knee(cells: Iterable[tuple[float, bool, bool, float]]) -> Knee:
+    """The headline of a policy, over its (budget, fine, floor, acted share of the prompts) cells: the smallest that is fine.
+
+    `fine` is the caller's reading: a verdict of `ok`, or not significantly worse. The headline is not the one from which all larger
+    are fine, as chance often makes a larger one look worse; `monotone` says whether it did. Cells at their floor, or that acted on
+    less than half of the prompts, say nothing about their budget: they make and break no knee.
+    """
+    counted = [(budget, fine) for budget, fine, floor, acted in cells if not floor and acted >= 0.5]
+    smallest = min((budget for budget, fine in counted if fine), default=None)
+    return Knee(smallest, smallest is not None and all(fine for budget, fine in counted if budget > smallest))
+
+
+def pareto(cost: ArrayLike, value: ArrayLike) -> NDArray[np.bool_]:
+    """Which of [k] points no other beats, being cheaper and as good or better and as cheap; equal ones stay, those with nan go."""
+    price, worth = np.asarray(cost, dtype=float), np.asarray(value, dtype=float)
+    as_good = (price[:, None] <= price) & (worth[:, None] >= worth)
+    return ~(as_good & ~as_good.T).any(axis=0) & ~np.isnan(price + worth)
+
+
+def _answers(values: ArrayLike) -> Values:
+    answers = np.asarray(values, dtype=float)
+    if answers.ndim != 1 or not answers.size or not np.isin(answers, (0, 1)).all():
+        raise UsageError(f"answers of shape {answers.shape}: give a 0 or 1 for each document, at least one")
+    return answers
+
+
+def _both(first: ArrayLike, second: ArrayLike) -> tuple[Values, Values]:
+    one, two = np.asarray(first), np.asarray(second)
+    if one.shape != two.shape or not one.size:
+        raise UsageError(f"{one.size} values against {two.size}: give both sides of the same documents and choices, at least one")
+    return one, two
+
+
+def _groups(clusters: Clusters, n: int) -> Values:
+    """[n] numbers from 0, one for each label and one for each document without a label."""
+    numbers: dict[object, int] = {}
+    groups = [numbers.setdefault((place,) if label is None else ("", label), len(numbers)) for place, label in enumerate(clusters)]
+    if len(groups) != n:
+        raise UsageError(f"{len(groups)} cluster labels for {n} documents: give one for each, None for a document of its own")
+    return np.array(groups)
+
+
+def _freedom(groups: Values | None) -> float:
+    """Degrees of freedom of Student's t: infinite, the normal's, without clusters; with one cluster 0, which makes t nan."""
+    return math.inf if groups is None else int(groups.max())
+
+
+def _stderr(values: Values, groups: Values | None) -> float:
+    """Of the mean: plain, or cluster-robust; nan for a single document or cluster."""
+    if min(values.size - 1, _freedom(groups)) < 1:  # both libraries warn
+        return math.nan
+    model = OLS(values, np.ones(values.size))
+    return float(sem(values) if groups is None else model.fit(cov_type="cluster", cov_kwds={"groups": groups}).bse[0])
+
+
+def _stretch(values: Values, groups: Values | None) -> float:
+    """The root of the design effect: how much wider clusters make an interval."""
+    if groups is None:
+        return 1.0
+    if np.ptp(values) == 0:  # full correlation: the design effect is the mean over documents of their clusters' sizes
+        return math.sqrt((np.bincount(groups) ** 2).sum() / values.size)
+    return max(1.0, _stderr(values, groups) / _stderr(values, None))
+
+
+def _score_limits(lost: int, gained: int, n: int, reach: float) -> tuple[float, float]:
+    """Where Tango's score statistic of the difference is `reach`; no library here has it, its roots are scipy's `brentq`."""
+    if math.isnan(reach):
+        return math.nan, math.nan
+
+    def excess(difference: float) -> float:
+        # Squared and multiplied out, so that it is defined where the variance is 0; negative between the limits.
+        linear = (2 * n + lost - gained) * difference - lost - gained
+        constant = -lost * difference * (1 - difference)
+        loss_rate = (math.sqrt(max(0.0, linear**2 - 8 * n * constant)) - linear) / (4 * n)  # its likeliest value at this difference
+        return (gained - lost - n * difference) ** 2 - reach**2 * n * (2 * loss_rate + difference * (1 - difference))
+
+    value = (gained - lost) / n
+    low, high = (brentq(excess, value + 1e-12 * end, end) if value != end else end for end in (-1.0, 1.0))
+    return float(low), float(high)
+
+
+def _relative_entropy(full: Values, other: Values) -> float:
+    log_p, log_q = (log_softmax(x if np.isfinite(x).any() else np.zeros(x.shape)) for x in (full, other))
+    possible = log_p != -math.inf
+    # In logarithms, unlike scipy's rel_entr: a probability too small for a float is not an impossible choice.
+    return float(np.exp(log_p[possible]) @ (log_p[possible] - log_q[possible]))
