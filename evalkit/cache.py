@@ -41,6 +41,7 @@ class LayerCache:
     notes: Marks = field(default_factory=lambda: NOTHING)  # name -> [B, ...] what a policy wrote about the sequences
     prepared: Marks = field(default_factory=lambda: NOTHING)  # what the policy's `prepare` learned about this layer
     guess: Tensor | None = None  # [B, H, G, T, D] the queries expected from the layer before
+    choices: Tensor | None = None  # [B, H or 1, 1, T, S] what each of several queries that read at once may choose from
     fresh: int = 0  # how many of the newest slots hold tokens just taken in
     decoding: bool = False  # the fresh token was decoded (or streamed), not part of a block
     complete: bool = True  # the newest token ends a prompt or a message: static policies act only now
@@ -83,8 +84,13 @@ class LayerCache:
         return self.seen if self.layer.window is None else self.seen.clamp(max=self.layer.window)
 
     def cost(self) -> Tensor:
-        """[B] bytes held: entries in their stored form, marks and notes, at 2 bytes an element."""
+        """[B] bytes held: entries in their stored form, marks and notes, at 2 bytes an element.
+
+        Under a budget of everything nothing needs to be noted, so marks and notes do not count.
+        """
         counts = self.counts
+        if self.allowance is None:
+            return self.entries.cost(counts)
         each = sum(mark[0, 0, 0].numel() for mark in self.marks.values()) if self.slots else 0
         once = sum(_elements(note) for note in self.notes.values())
         return self.entries.cost(counts) + (counts.sum(1) * each + once) * ELEMENT_BYTES
@@ -97,6 +103,10 @@ class LayerCache:
         there, now = places[:, :, None, None], now[:, None, None, :, None]
         allowed = (there != EMPTY) & (there <= now)
         return allowed if self.layer.window is None else allowed & (now - there < self.layer.window)
+
+    def open(self) -> Tensor:
+        """[B, H or 1, 1, T, S] which slots the queries that are about to read may choose from; one query, at `seen`, unless said."""
+        return self.reach(self.seen[:, None]) if self.choices is None else self.choices
 
     def visible(self, count: int, start: int = 0, stop: int | None = None) -> Tensor:
         """[B, H or 1, 1, T, S] which slots queries start to stop of the newest `count` tokens may attend to."""

@@ -5,8 +5,9 @@ Knows no single policy. Shapes: B sequences of a job, H key/value heads, G queri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,62 +15,88 @@ from torch import Tensor
 from . import kernels
 from .cache import LayerCache, pieces
 from .counters import Counters
-from .memory import Branch, Cell, State, Tokens
+from .layer import Layer
+from .memory import Cell, State, Tokens
 
 
 @dataclass
 class Gulp:
-    """Answers under a policy that leaves decoded tokens alone: trees of tokens that attend to what is held, all at once."""
+    """Answers that no token of another answer has a say in: trees of tokens that attend to what is held, all at once.
+
+    Policies that leave decoded tokens alone score so, and those whose queries choose what they read each by itself.
+    """
 
     index: Tensor  # [B, T] the row's tokens of each tree
     depth: Tensor  # [B, T] how many tokens of the answer come before
     above: Tensor  # [B, T, T] which tokens of the tree each one follows, itself included
-    rows: Tensor | None  # [B] which of the branch's sequences they answer; None: all, in order
+    sources: Sequence[tuple[State, Tensor | None]]  # what the trees go on from (None: all rows), B in all
     documents: Sequence[int]  # [B] their numbers in the tally
-    branch: Branch
+    cell: Cell  # one of those they are asked under, which differ in their budgets alone
     paths: Tensor  # [B, T] how many answers run through the token
-    masks: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)  # of uniform caches, by their slots
+    known: dict[object, Tensor] = field(default_factory=dict)  # what is the same in every layer where all caches are uniform
 
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Attend from all tokens of all trees at once."""
-        layer, cell = tokens.layer, self.branch.cell
-        cache = self.branch.state.caches[layer.index]
-        cache = cache if self.rows is None else cache.rows(self.rows)
-        mask = self.uniform_mask(cache) if cache.uniform else self.mask(cache)
-        keys, values = tokens.entries(self.index)
-        held = cell.entries(cache)
-        keys, values = (torch.cat([old, new], dim=2) for old, new in zip(held, (keys, values), strict=True))
+        cache = gathered(self.sources, tokens.layer)
+        mask = self.uniform(cache, "mask", self.mask)
+        held, new = self.cell.entries(cache), tokens.entries(self.index)
+        keys, values = (torch.cat([old, more], dim=2) for old, more in zip(held, new, strict=True))
+        query = tokens.queries(self.index)
+        chosen = None
+        if self.cell.policy.overrides("read"):
+            with counters.phase("policy"):
+                chosen = self.chosen(cache, tokens, query, mask)
+        allowed = mask if chosen is None else mask & chosen
         with counters.phase("attention"):
-            query, part = tokens.queries(self.index), lambda start, stop: mask[:, :, :, start:stop]
+            part = lambda start, stop: allowed[:, :, :, start:stop]  # noqa: E731
             blocks = pieces(self.index.shape[1], query[:, :, :, 0, 0].numel() * mask.shape[-1])
-            output = kernels.masked(layer, query, keys, values, part, blocks, tokens.kernel)
-            tokens.put(self.index, output)
-        if cell.tally is not None:
-            self.count(cell, cache, mask)
+            tokens.put(self.index, kernels.masked(tokens.layer, query, keys, values, part, blocks, tokens.kernel))
+        if self.cell.tally is not None:
+            count = self.totals if chosen is None else partial(self.totals, allowed=allowed)
+            totals = self.uniform(cache, "totals", count) if chosen is None else count(cache)
+            self.cell.count_read(self.documents, cache, *totals)
 
-    def uniform_mask(self, cache: LayerCache) -> Tensor:
-        """As `mask`, for caches of which all is seen: the same in every layer."""
-        key = (cache.slots, cache.seen.device)
-        if key not in self.masks:
-            self.masks[key] = torch.nn.functional.pad(self.above[:, None, None], (cache.slots, 0), value=True)
-        return self.masks[key]
+    def uniform(self, cache: LayerCache, what: str, make: Callable[[LayerCache], Tensor]) -> Tensor:
+        """Return `make(cache)`, made once for all layers where it is the same in all."""
+        if not cache.uniform:
+            return make(cache)
+        key = (what, cache.slots, cache.positions.shape[1], cache.seen.device)
+        if key not in self.known:
+            self.known[key] = make(cache)
+        return self.known[key]
 
     def mask(self, cache: LayerCache) -> Tensor:
         """[B, H or 1, 1, T, S + T] what each token of a tree sees: what is held, then the tokens above it."""
+        if cache.uniform:
+            return torch.nn.functional.pad(self.above[:, None, None], (cache.slots, 0), value=True)
         window, now = cache.layer.window, cache.seen[:, None] + self.depth
         held, tree = cache.reach(now), self.above
         if window is not None:
             tree = tree & (now[:, :, None] - now[:, None] < window)
         return torch.cat([held, tree[:, None, None].expand(-1, held.shape[1], -1, -1, -1)], dim=-1)
 
-    def count(self, cell: Cell, cache: LayerCache, mask: Tensor) -> None:
-        """Count what the queries read, each as often as answers run through it."""
+    def chosen(self, cache: LayerCache, tokens: Tokens, query: Tensor, mask: Tensor) -> Tensor | None:
+        """[B, H, 1 or G, T, S + T] what each token chooses to read, itself always among it; None for all."""
+        policy = self.cell.policy
+        grown = policy.observe(cache.append(*tokens.entries(self.index), decoding=True), query)
+        own = torch.nn.functional.pad(torch.eye(query.shape[3], dtype=torch.bool, device=mask.device), (cache.slots, 0))
+        read = policy.read(replace(grown, guess=tokens.guesses(self.index), choices=mask & ~own), query)
+        return None if read is None else read | own
+
+    def totals(self, cache: LayerCache, allowed: Tensor | None = None) -> Tensor:
+        """[3, B] the entries that queries read (a query group's by their union) and could reach, and the queries, by answers."""
         heads, window = cache.positions.shape[1], cache.layer.window
+        mask = self.mask(cache) if allowed is None else allowed.any(2, keepdim=True)
         read = mask.sum(-1).sum((1, 2)) * (heads // mask.shape[1])
         reach = cache.seen[:, None] + self.depth + 1
         reach = (reach if window is None else reach.clamp(max=window)) * heads
-        totals = torch.stack([read, reach, torch.ones_like(read)]).mul_(self.paths).sum(2)
-        cell.count_read(self.documents, cache, *totals)
+        return torch.stack([read, reach, torch.ones_like(read)]).mul_(self.paths).sum(2)
+
+
+def gathered(sources: Sequence[tuple[State, Tensor | None]], layer: Layer) -> LayerCache:
+    """Put side by side what a layer holds of the sequences that jobs go on from."""
+    held = [(state.caches[layer.index], rows) for state, rows in sources]
+    return LayerCache.stack([cache if rows is None else cache.rows(rows) for cache, rows in held])
 
 
 @dataclass
@@ -81,11 +108,11 @@ class Wave:
 
     index: Tensor  # [B, T] the row's tokens, aligned to the right; unused places in front hold any
     lengths: Sequence[int]  # [B] tokens of each sequence, longest first
-    cell: Cell
+    cell: Cell  # one of those they step under, which differ in their budgets alone
     documents: Sequence[int]  # [B] their numbers in the tally
     sources: Sequence[tuple[State, Tensor | None]] = ()  # what the sequences held before (None: all rows), B in all; empty: nothing
     order: Tensor | None = None  # [B] where each sequence is among the sources' rows
-    granted: Sequence[int] | None = None  # [B] tokens that the budget is a share of; None: as granted before
+    granted: Sequence[int | None] | None = None  # [B] entries that the budgets grant; None: as granted before
     completes: int = 0  # the step from which every token completes a prompt or message; T for none
     paths: Tensor | None = None  # [B, T] how many answers run through the token; None for prompts
     state: State = field(default_factory=State)
@@ -118,8 +145,7 @@ class Wave:
         layer = tokens.layer
         if not self.sources:
             return self.cell.entitled(LayerCache.empty(layer, tokens.keys.transpose(0, 1)[None], len(self.lengths)), self.granted)
-        held = [(state.caches[layer.index], rows) for state, rows in self.sources]
-        cache = LayerCache.stack([cache if rows is None else cache.rows(rows) for cache, rows in held])
+        cache = gathered(self.sources, layer)
         return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.granted)
 
     def step(

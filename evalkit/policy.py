@@ -46,13 +46,17 @@ class Policy:
     presets: ClassVar[Presets] = MappingProxyType({})  # deviations, by name: policy:preset
     needs: ClassVar[frozenset[str]] = frozenset()  # guess · rope · prepare · whole_prompt · same_length
     host: ClassVar[bool] = False  # entries live in host memory and are fetched when read
+    at_once: ClassVar[bool] = False  # `read` takes many queries at once: entries alone decide, not what other queries read
 
     def prepare(self, model: Model) -> list[Mapping[str, Tensor]]:
         """Learn about each layer of a model, once; a cache carries its layer's part as `cache.prepared`."""
         return []
 
     def read(self, cache: LayerCache, query: Tensor) -> Tensor | None:
-        """Return which held slots each query may read, [B, H, 1 or G, T, S]; None: all. Asked before the new tokens are there."""
+        """Return which held slots each query may read, [B, H, 1 or G, T, S]; None: all. Asked before the new tokens are there.
+
+        There is one query a sequence, T = 1, unless the policy declares `at_once`. `cache.open()` says what may be chosen from.
+        """
         return None
 
     def observe(self, cache: LayerCache, query: Tensor) -> LayerCache:
@@ -83,6 +87,11 @@ class Policy:
     def passive(self) -> bool:
         """Whether nothing is ever asked of this policy."""
         return not any(self.overrides(name) for name in ("read", "observe", "write", "evict", "place", "within"))
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it must compute what the full cache computes: its budget is everything."""
+        return self.budget.whole
 
     @property
     def static(self) -> bool:

@@ -5,8 +5,14 @@ const { report, flips } = JSON.parse(document.getElementById("data").textContent
 const at = (id) => document.getElementById(id);
 const COLOURS = 8; // p0 to p7 in the style; markers go round by another number, so that no two policies look alike
 const FLIPS_AT_ONCE = 20;
-const state = { group: report.groups[0], hidden: { policies: new Set(), tasks: new Set() }, show: "accuracy", axis: "budget",
-  sort: { column: null, descending: false }, flips: FLIPS_AT_ONCE };
+const state = {
+  group: report.groups[0],
+  hidden: { policies: new Set(), tasks: new Set() },
+  show: "accuracy",
+  axis: "budget",
+  sort: { column: null, descending: false },
+  flips: FLIPS_AT_ONCE,
+};
 
 // Making elements
 
@@ -19,7 +25,8 @@ function fill(made, attributes, children) {
   return made;
 }
 const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 const put = (id, ...children) => at(id).replaceChildren(...children.flat(Infinity));
 
 const th = (text) => el("th", { scope: "col" }, text);
@@ -34,7 +41,8 @@ const withPercent = (share) => (known(share) ? `${percent(share)}\u00a0%` : "\u2
 const points = (share) => (known(share) ? signed(`${share > 0 ? "+" : ""}${(100 * share).toFixed(1)}`) : "\u2013");
 const range = (low, high, write) => (known(low) && known(high) ? `${write(low)} to ${write(high)}` : "\u2013");
 const nats = (value) => (known(value) ? signed(value.toFixed(2)) : "\u2212\u221e");
-const decimal = (value) => (known(value) ? (value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(3)) : "\u2013");
+const decimal = (value) =>
+  known(value) ? (value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(3)) : "\u2013";
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 const unique = (values) => [...new Set(values)];
 
@@ -63,14 +71,27 @@ function choice(kind, group, text, checked, change) {
 }
 
 function checks(id, names, hidden) {
-  const toggle = (name) => (event) => { event.target.checked ? hidden.delete(name) : hidden.add(name); draw(); };
-  put(id, at(id).querySelector("legend"), names.map((name) => choice("checkbox", id, { value: name, label: name }, !hidden.has(name), toggle(name))));
+  const toggle = (name) => (event) => {
+    event.target.checked ? hidden.delete(name) : hidden.add(name);
+    draw();
+  };
+  put(
+    id,
+    at(id).querySelector("legend"),
+    names.map((name) => choice("checkbox", id, { value: name, label: name }, !hidden.has(name), toggle(name))),
+  );
 }
 
 function radios(id, options, key) {
-  const select = (value) => () => { state[key] = value; draw(); };
-  put(id, at(id).querySelector("legend"), Object.entries(options).map(([value, { label }]) =>
-    choice("radio", id, { value, label }, state[key] === value, select(value))));
+  const select = (value) => () => {
+    state[key] = value;
+    draw();
+  };
+  put(
+    id,
+    at(id).querySelector("legend"),
+    Object.entries(options).map(([value, { label }]) => choice("radio", id, { value, label }, state[key] === value, select(value))),
+  );
 }
 
 function options(select, values, chosen) {
@@ -81,8 +102,16 @@ function drawGroups() {
   const models = unique(report.groups.map((group) => group.model));
   const protocols = unique(report.groups.map((group) => group.protocol));
   const { model, protocol } = at("filters").elements;
-  options(model, models.map((name) => [name, name]), state.group.model);
-  options(protocol, protocols.map((name) => [name, name]), state.group.protocol);
+  options(
+    model,
+    models.map((name) => [name, name]),
+    state.group.model,
+  );
+  options(
+    protocol,
+    protocols.map((name) => [name, name]),
+    state.group.protocol,
+  );
   const pick = (changed) => () => {
     const exact = report.groups.find((group) => group.model === model.value && group.protocol === protocol.value);
     regroup(exact ?? report.groups.find((group) => group[changed] === at("filters").elements[changed].value));
@@ -108,8 +137,18 @@ function regroup(group) {
 function drawKnees() {
   const columns = ["mean", ...shownTasks()];
   const found = (policy, task) => state.group.knees.find((knee) => knee.policy === policy && knee.task === task);
-  put("meaning", `A cell is ok when the 95 % interval of its difference to the full cache lies above \u2212${(100 * report.margin).toFixed(1)} points.`);
-  const rows = shownPolicies().map((policy) => el("tr", {}, el("th", { scope: "row" }, policy), columns.map((task) => kneeCell(found(policy, task)))));
+  put(
+    "meaning",
+    `A cell is ok when the 95 % interval of its difference to the full cache lies above \u2212${(100 * report.margin).toFixed(1)} points.`,
+  );
+  const rows = shownPolicies().map((policy) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, policy),
+      columns.map((task) => kneeCell(found(policy, task))),
+    ),
+  );
   put("knees-table", table(["Policy", ...columns].map(th), rows));
 }
 
@@ -123,9 +162,21 @@ function kneeCell(knee) {
 
 const SHOWS = {
   accuracy: { label: "accuracy", main: (one) => [one.accuracy, percent], under: (one) => change(one) },
-  acc_norm: { label: "acc_norm", main: (one) => [one.acc_norm, percent], under: (one) => (known(one.acc_norm_stderr) ? `\u00b1${percent(one.acc_norm_stderr)}` : "") },
-  difference: { label: "difference to full", main: (one) => [one.difference, points], under: (one) => (known(one.difference) ? `${range(one.difference_low, one.difference_high, points)} ${mark(one)}` : "") },
-  held: { label: "entries held", main: (one) => [one.held, percent], under: (one) => (known(one.held_bytes) ? `bytes ${percent(one.held_bytes)}` : "") },
+  acc_norm: {
+    label: "acc_norm",
+    main: (one) => [one.acc_norm, percent],
+    under: (one) => (known(one.acc_norm_stderr) ? `\u00b1${percent(one.acc_norm_stderr)}` : ""),
+  },
+  difference: {
+    label: "difference to full",
+    main: (one) => [one.difference, points],
+    under: (one) => (known(one.difference) ? `${range(one.difference_low, one.difference_high, points)} ${mark(one)}` : ""),
+  },
+  held: {
+    label: "entries held",
+    main: (one) => [one.held, percent],
+    under: (one) => (known(one.held_bytes) ? `bytes ${percent(one.held_bytes)}` : ""),
+  },
   read: { label: "entries read", main: (one) => [one.read, percent], under: () => "" },
 };
 const mark = (one) => `${VERDICTS[one.verdict] ?? ""}${one.significant ? "*" : ""}`;
@@ -149,9 +200,16 @@ function valueCell(cell, column) {
   const [value, write] = SHOWS[state.show].main(one);
   const dim = !cell.full && hardlyActed(cell, column);
   const verdict = ["accuracy", "difference"].includes(state.show) ? one.verdict : "";
-  const judged = known(one.difference) ? [`difference ${points(one.difference)} points`, one.verdict, one.significant ? "significant" : null] : [];
+  const judged = known(one.difference)
+    ? [`difference ${points(one.difference)} points`, one.verdict, one.significant ? "significant" : null]
+    : [];
   const name = [`${cell.label}, ${column}: ${write(value)}`, ...judged.filter(Boolean), "details"].join(", ");
-  const button = el("button", { type: "button", "aria-label": name, click: () => openDetail(cell, column) }, write(value), el("small", {}, SHOWS[state.show].under(one)));
+  const button = el(
+    "button",
+    { type: "button", "aria-label": name, click: () => openDetail(cell, column) },
+    write(value),
+    el("small", {}, SHOWS[state.show].under(one)),
+  );
   return el("td", { class: `value ${verdict ?? ""} ${dim ? "greyed" : ""}` }, button);
 }
 
@@ -170,24 +228,46 @@ function heading(column) {
   const click = () => {
     state.sort = { column: column.name, descending: active && !state.sort.descending };
     drawTable();
-    at("cells").querySelector(`[data-column="${CSS.escape(column.name)}"]`).focus();
+    at("cells")
+      .querySelector(`[data-column="${CSS.escape(column.name)}"]`)
+      .focus();
   };
   const direction = state.sort.descending ? "descending" : "ascending";
-  return el("th", { scope: "col", "aria-sort": active ? direction : null }, el("button", { type: "button", "data-column": column.name, click }, column.name));
+  return el(
+    "th",
+    { scope: "col", "aria-sort": active ? direction : null },
+    el("button", { type: "button", "data-column": column.name, click }, column.name),
+  );
 }
 
 function drawTable() {
   const all = columns();
-  const rows = sorted(shownCells(), all.find((column) => column.name === state.sort.column), state.sort.descending);
-  const row = (cell) => el("tr", { class: cell.full ? "full" : null, "data-cell": cell.label }, all.map((column) => column.cell(cell)));
+  const rows = sorted(
+    shownCells(),
+    all.find((column) => column.name === state.sort.column),
+    state.sort.descending,
+  );
+  const row = (cell) =>
+    el(
+      "tr",
+      { class: cell.full ? "full" : null, "data-cell": cell.label },
+      all.map((column) => column.cell(cell)),
+    );
   put("cells", table(all.map(heading), rows.map(row)));
 }
 
 function drawVerdicts() {
   const line = (sign, text, kind) => el("li", {}, el("strong", { class: kind }, sign), text);
-  put("verdicts", line("\u2713", "ok", "ok"), line("\u25bc", "worse: the interval lies below 0", "worse"), line("?", "inconclusive", "inconclusive"),
-    line("*", "significant: p below 0.05 after Holm's adjustment over the column"), line("\u2020", "acted on fewer than half of a task's prompts, which is shown in grey"),
-    line("\u2021", "holds more than its budget asks for"), el("li", {}, "percent and percentage points; choose a value for all of its numbers"));
+  put(
+    "verdicts",
+    line("\u2713", "ok", "ok"),
+    line("\u25bc", "worse: the interval lies below 0", "worse"),
+    line("?", "inconclusive", "inconclusive"),
+    line("*", "significant: p below 0.05 after Holm's adjustment over the column"),
+    line("\u2020", "acted on fewer than half of a task's prompts, which is shown in grey"),
+    line("\u2021", "holds more than its budget asks for"),
+    el("li", {}, "in percent and percentage points; mean: of all tasks, shown or not; choose a value for all of its numbers"),
+  );
 }
 
 // One value in full
@@ -195,23 +275,45 @@ function drawVerdicts() {
 function numbers(cell, column) {
   const one = entry(cell, column);
   const of = {
-    documents: one.n, accuracy: withPercent(one.accuracy), "95 % interval": range(...limits(cell, column), withPercent), acc_norm: withPercent(one.acc_norm),
+    documents: one.n,
+    accuracy: withPercent(one.accuracy),
+    "95 % interval": range(...limits(cell, column), withPercent),
+    acc_norm: withPercent(one.acc_norm),
     "difference to full": known(one.difference) && `${points(one.difference)} points`,
     "its 95 % interval": known(one.difference) && range(one.difference_low, one.difference_high, points),
-    verdict: one.verdict, "p, exact McNemar": known(one.p) && decimal(one.p), "p after Holm": known(one.p_holm) && decimal(one.p_holm),
-    "answers lost": one.lost, "answers gained": one.gained, "same pick as full": known(one.agreement) && withPercent(one.agreement),
-    "Cohen's kappa": known(one.kappa) && decimal(one.kappa), "mean divergence (nats)": known(one.kl) && decimal(one.kl),
-    "smallest detectable difference": known(one.detectable) && `${percent(one.detectable)} points`, "entries held": withPercent(one.held), "bytes held": withPercent(one.held_bytes),
-    "entries read": withPercent(one.read), "prompts acted on": withPercent(one.acted), published: withPercent(one.reference),
+    verdict: one.verdict,
+    p: known(one.p) && decimal(one.p),
+    "p after Holm": known(one.p_holm) && decimal(one.p_holm),
+    "answers lost": one.lost,
+    "answers gained": one.gained,
+    "same pick as full": known(one.agreement) && withPercent(one.agreement),
+    "Cohen's kappa": known(one.kappa) && decimal(one.kappa),
+    "mean divergence (nats)": known(one.kl) && decimal(one.kl),
+    "smallest detectable difference": known(one.detectable) && `${percent(one.detectable)} points`,
+    "entries held": withPercent(one.held),
+    "bytes held": withPercent(one.held_bytes),
+    "entries read": withPercent(one.read),
+    "prompts acted on": withPercent(one.acted),
+    published: withPercent(one.reference),
   };
   return Object.entries(of).filter(([, value]) => known(value) && value !== false && value !== "\u2013");
 }
 
 function openDetail(cell, column) {
   put("detail-name", `${cell.label}, ${column}`);
-  put("detail-numbers", el("dl", {}, numbers(cell, column).map(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))])));
+  put(
+    "detail-numbers",
+    el(
+      "dl",
+      {},
+      numbers(cell, column).map(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]),
+    ),
+  );
   at("detail-flips").hidden = cell.full || !flips;
-  at("detail-flips").onclick = () => { at("detail").close(); chooseFlips({ policy: cell.policy, budget: cell.budget, task: column === "mean" ? "" : column, kind: "" }); };
+  at("detail-flips").onclick = () => {
+    at("detail").close();
+    chooseFlips({ policy: cell.policy, budget: cell.budget, task: column === "mean" ? "" : column, kind: "" });
+  };
   at("detail").showModal();
 }
 
@@ -227,7 +329,8 @@ const MARKS = [
 ];
 const FULL_MARK = "M0-5.5l1.4 3.7h4l-3.2 2.4l1.2 3.9L0 2.2l-3.4 2.3l1.2-3.9l-3.2-2.4h4z";
 const shape = (policy) => (policy === "full" ? FULL_MARK : MARKS[policies().indexOf(policy) % MARKS.length]);
-const marker = (policy, x, y, hollow) => svg("path", { class: `mark ${look(policy)}${hollow ? " hollow" : ""}`, d: shape(policy), transform: `translate(${x} ${y})` });
+const marker = (policy, x, y, hollow) =>
+  svg("path", { class: `mark ${look(policy)}${hollow ? " hollow" : ""}`, d: shape(policy), transform: `translate(${x} ${y})` });
 const path = (places) => places.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
 function logTicks(low, high) {
@@ -266,10 +369,14 @@ function scales(xs, ys) {
 function frame({ x, y, xTicks, yTicks }, label) {
   const [right, bottom] = [BOX.width - BOX.right, BOX.height - BOX.bottom];
   return [
-    yTicks.map((tick) => [svg("line", { class: "grid", x1: BOX.left, x2: right, y1: y(tick), y2: y(tick) }),
-      svg("text", { x: BOX.left - 4, y: y(tick) + 3.5, "text-anchor": "end" }, signed(String(tick)))]),
-    xTicks.map((tick) => [svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: BOX.top, y2: bottom }),
-      svg("text", { x: x(tick), y: bottom + 11, "text-anchor": "middle" }, String(tick))]),
+    yTicks.map((tick) => [
+      svg("line", { class: "grid", x1: BOX.left, x2: right, y1: y(tick), y2: y(tick) }),
+      svg("text", { x: BOX.left - 4, y: y(tick) + 3.5, "text-anchor": "end" }, signed(String(tick))),
+    ]),
+    xTicks.map((tick) => [
+      svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: BOX.top, y2: bottom }),
+      svg("text", { x: x(tick), y: bottom + 11, "text-anchor": "middle" }, String(tick)),
+    ]),
     svg("path", { class: "edge", d: `M${BOX.left} ${BOX.top}V${bottom}H${right}` }),
     svg("text", { x: right, y: BOX.height - 3, "text-anchor": "end" }, label),
   ];
@@ -283,19 +390,39 @@ function picture(caption, label, children) {
 // Curves
 
 const AXES = {
-  budget: { label: "budget", unit: () => `budget, ${onShares() ? "% of the full cache" : "tokens"}`, of: (cell, column) => (onShares() ? 100 * (cell.share ?? entry(cell, column).held) : Number(cell.budget)) },
-  held: { label: "bytes held", unit: () => "bytes held, % of the full cache", of: (cell, column) => 100 * entry(cell, column).held_bytes },
-  read: { label: "entries read", unit: () => "entries read, % of the full cache", of: (cell, column) => 100 * entry(cell, column).read },
+  budget: {
+    label: "budget",
+    unit: () => `budget, ${onShares() ? "% of the full cache" : "tokens"}`,
+    of: (cell, column) => (onShares() ? 100 * (cell.share ?? entry(cell, column).held) : Number(cell.budget)),
+  },
+  held: {
+    label: "bytes held",
+    unit: () => "bytes held, % of the full cache",
+    of: (cell, column) => 100 * entry(cell, column).held_bytes,
+  },
+  read: {
+    label: "entries read",
+    unit: () => "entries read, % of the full cache",
+    of: (cell, column) => 100 * entry(cell, column).read,
+  },
 };
 // A budget in tokens stands among shares where it holds as much.
 const onShares = () => state.group.cells.some((cell) => !cell.full && known(cell.share));
 
 function curve(policy, column) {
   const cells = shownCells().filter((cell) => cell.policy === policy && !cell.full && AXES[state.axis].of(cell, column) > 0);
-  return cells.map((cell) => {
-    const [low, high] = limits(cell, column);
-    return { cell, x: AXES[state.axis].of(cell, column), y: 100 * entry(cell, column).accuracy, low: 100 * low, high: 100 * high };
-  }).sort((one, other) => one.x - other.x);
+  return cells
+    .map((cell) => {
+      const [low, high] = limits(cell, column);
+      return {
+        cell,
+        x: AXES[state.axis].of(cell, column),
+        y: 100 * entry(cell, column).accuracy,
+        low: 100 * low,
+        high: 100 * high,
+      };
+    })
+    .sort((one, other) => one.x - other.x);
 }
 
 function drawPanel(column) {
@@ -305,13 +432,17 @@ function drawPanel(column) {
   const chances = state.group.tasks.filter((task) => column === "mean" || task.name === column).map((task) => 100 * task.chance);
   const chance = chances.reduce((sum, one) => sum + one, 0) / chances.length;
   const all = curves.flatMap(([, places]) => places);
-  const scale = scales(all.map((place) => place.x), [low, high, chance, ...all.flatMap((place) => [place.low, place.high])]);
+  const scale = scales(
+    all.map((place) => place.x),
+    [low, high, chance, ...all.flatMap((place) => [place.low, place.high])],
+  );
   const [left, right] = [BOX.left, BOX.width - BOX.right];
   const level = (kind, value) => svg("path", { class: kind, d: `M${left} ${scale.y(value)}H${right}` });
   return picture(column, `${column}: accuracy in percent against ${AXES[state.axis].unit()}; the numbers are in the table above`, [
     frame(scale, AXES[state.axis].unit()),
     svg("rect", { class: "fullband", x: left, width: right - left, y: scale.y(high), height: scale.y(low) - scale.y(high) }),
-    level("full", 100 * entry(full, column).accuracy), level("chance", chance),
+    level("full", 100 * entry(full, column).accuracy),
+    level("chance", chance),
     curves.map(([policy, places]) => drawBand(policy, places, curves.length, scale)),
     curves.map(([policy, places]) => drawCurve(policy, places, column, scale)),
   ]);
@@ -320,28 +451,46 @@ function drawPanel(column) {
 // The more bands lie on each other, the fainter each.
 function drawBand(policy, places, bands, { x, y }) {
   if (!places.length) return [];
-  const outline = [...places.map((place) => [x(place.x), y(place.high)]), ...[...places].reverse().map((place) => [x(place.x), y(place.low)])];
+  const outline = [
+    ...places.map((place) => [x(place.x), y(place.high)]),
+    ...[...places].reverse().map((place) => [x(place.x), y(place.low)]),
+  ];
   return svg("path", { class: `band ${look(policy)}`, d: `${path(outline)}Z`, "fill-opacity": Math.min(0.12, 0.4 / bands) });
 }
 
 function drawCurve(policy, places, column, { x, y }) {
   if (!places.length) return [];
   const knee = state.group.knees.find((one) => one.policy === policy && one.task === column)?.budget;
-  return svg("g", { class: look(policy) },
+  return svg(
+    "g",
+    { class: look(policy) },
     svg("path", { class: "line", d: path(places.map((place) => [x(place.x), y(place.y)])) }),
-    places.map((place) => svg("g", {}, svg("title", {}, `${place.cell.label}: ${place.y.toFixed(1)} % (${place.low.toFixed(1)} to ${place.high.toFixed(1)})`),
-      marker(policy, x(place.x), y(place.y), hardlyActed(place.cell, column)),
-      place.cell.budget === knee ? svg("circle", { class: "ring", cx: x(place.x), cy: y(place.y), r: 7.5 }) : null)));
+    places.map((place) =>
+      svg(
+        "g",
+        {},
+        svg("title", {}, `${place.cell.label}: ${place.y.toFixed(1)} % (${place.low.toFixed(1)} to ${place.high.toFixed(1)})`),
+        marker(policy, x(place.x), y(place.y), hardlyActed(place.cell, column)),
+        place.cell.budget === knee ? svg("circle", { class: "ring", cx: x(place.x), cy: y(place.y), r: 7.5 }) : null,
+      ),
+    ),
+  );
 }
 
 function drawLines() {
   const sample = (...children) => svg("svg", { viewBox: "0 0 30 14", "aria-hidden": "true" }, children);
   const line = (kind) => svg("path", { class: kind, d: "M0 7H30" });
-  put("lines", shownPolicies().map((policy) => el("li", {}, sample(svg("g", { class: look(policy) }, line("line"), marker(policy, 15, 7, false))), policy)),
-    el("li", {}, sample(line("full")), "full"), el("li", {}, sample(line("chance")), "chance"),
+  put(
+    "lines",
+    shownPolicies().map((policy) =>
+      el("li", {}, sample(svg("g", { class: look(policy) }, line("line"), marker(policy, 15, 7, false))), policy),
+    ),
+    el("li", {}, sample(line("full")), "full"),
+    el("li", {}, sample(line("chance")), "chance"),
     el("li", {}, sample(svg("circle", { class: "ring", cx: 15, cy: 7, r: 6 })), "smallest budget that is ok"),
     el("li", {}, sample(svg("path", { class: "mark hollow", d: MARKS[0], transform: "translate(15 7)" })), "hollow: hardly acted"),
-    el("li", {}, "bands: 95 % intervals"));
+    el("li", {}, "bands: 95 % intervals"),
+  );
 }
 
 // Pareto fronts
@@ -357,14 +506,31 @@ function drawFront([name, cost]) {
   const height = (cell) => 100 * cell.mean.accuracy;
   const scale = scales(cells.map(cost.of), cells.map(height));
   const place = (cell) => [scale.x(cost.of(cell)), scale.y(height(cell))];
-  const front = sorted(cells.filter((cell) => state.group.pareto[name].includes(cell.key)), { value: cost.of });
+  const front = sorted(
+    cells.filter((cell) => state.group.pareto[name].includes(cell.key)),
+    { value: cost.of },
+  );
   const drawn = [...cells.filter((cell) => !cell.full), ...cells.filter((cell) => cell.full)];
-  const steps = front.map((cell, index) => `${index ? `H${place(cell)[0]}V${place(cell)[1]}` : `M${place(cell).join(" ")}`}`).join("");
-  return picture(cost.caption, `Mean accuracy in percent against ${cost.unit}; the front: ${front.map((cell) => cell.label).join(", ")}`, [
-    frame(scale, cost.unit), svg("path", { class: "front", d: steps || null }),
-    drawn.map((cell) => svg("g", {}, svg("title", {}, `${cell.label}: ${height(cell).toFixed(1)} % at ${Number(cost.of(cell).toPrecision(3))}`), marker(cell.policy, ...place(cell), cell.greyed && !cell.full))),
-    labels(front, place),
-  ]);
+  const steps = front
+    .map((cell, index) => `${index ? `H${place(cell)[0]}V${place(cell)[1]}` : `M${place(cell).join(" ")}`}`)
+    .join("");
+  return picture(
+    cost.caption,
+    `Mean accuracy in percent against ${cost.unit}; the front: ${front.map((cell) => cell.label).join(", ")}`,
+    [
+      frame(scale, cost.unit),
+      svg("path", { class: "front", d: steps || null }),
+      drawn.map((cell) =>
+        svg(
+          "g",
+          {},
+          svg("title", {}, `${cell.label}: ${height(cell).toFixed(1)} % at ${Number(cost.of(cell).toPrecision(3))}`),
+          marker(cell.policy, ...place(cell), cell.greyed && !cell.full),
+        ),
+      ),
+      labels(front, place),
+    ],
+  );
 }
 
 // Names beside the front's cells, those that would lie on another left out: their tooltips and the table have them.
@@ -375,7 +541,12 @@ function labels(front, place) {
     const width = 5.6 * cell.label.length;
     const end = x + 6 + width > BOX.width;
     const box = { left: end ? x - width - 6 : x + 6, top: y + 4, width };
-    if (taken.some((other) => Math.abs(other.top - box.top) < 12 && box.left < other.left + other.width && other.left < box.left + box.width)) return null;
+    if (
+      taken.some(
+        (other) => Math.abs(other.top - box.top) < 12 && box.left < other.left + other.width && other.left < box.left + box.width,
+      )
+    )
+      return null;
     taken.push(box);
     return svg("text", { class: "name", x: end ? x - 6 : x + 6, y: y + 11, "text-anchor": end ? "end" : "start" }, cell.label);
   });
@@ -385,24 +556,49 @@ function labels(front, place) {
 
 function drawLimits() {
   const { noise } = state.group;
-  const moved = noise && `flips ${noise.flips} of ${noise.n} answers; no log-likelihood moves by more than ${decimal(noise.furthest)} nats`;
-  put("noise", noise ? `Noise floor: the full cache in other batches ${moved}.` : "The run has no noise floor: the full cache was measured once.");
+  const moved =
+    noise && `flips ${noise.flips} of ${noise.n} answers; no log-likelihood moves by more than ${decimal(noise.furthest)} nats`;
+  put(
+    "noise",
+    noise
+      ? `Noise floor: the full cache in other batches ${moved}.`
+      : "The run has no noise floor: the full cache was measured once.",
+  );
   const head = ["Task", "Documents", "Chance", "Full", "95 % interval", "Smallest detectable difference"];
   put("limits-table", table(head.map(th), state.group.tasks.filter((task) => !state.hidden.tasks.has(task.name)).map(limitsRow)));
 }
 
 function limitsRow(task) {
   const full = state.group.cells.find((cell) => cell.full);
-  const seen = shownCells().map((cell) => cell.tasks[task.name].detectable).filter((value) => known(value));
-  return el("tr", {}, el("th", { scope: "row" }, task.name), el("td", {}, task.subset ? `a seeded random ${task.n} of ${task.total}` : `all ${task.n}`),
-    el("td", {}, withPercent(task.chance)), el("td", {}, withPercent(full.tasks[task.name].accuracy)), el("td", {}, range(...limits(full, task.name), percent)),
-    el("td", {}, seen.length ? `${percent(Math.min(...seen))} to ${percent(Math.max(...seen))} points` : "\u2013"));
+  const seen = shownCells()
+    .map((cell) => cell.tasks[task.name].detectable)
+    .filter((value) => known(value));
+  return el(
+    "tr",
+    {},
+    el("th", { scope: "row" }, task.name),
+    el("td", {}, task.subset ? `a seeded random ${task.n} of ${task.total}` : `all ${task.n}`),
+    el("td", {}, withPercent(task.chance)),
+    el("td", {}, withPercent(full.tasks[task.name].accuracy)),
+    el("td", {}, range(...limits(full, task.name), percent)),
+    el("td", {}, seen.length ? `${percent(Math.min(...seen))} to ${percent(Math.max(...seen))} points` : "\u2013"),
+  );
 }
 
 function drawPublished() {
   const { reference } = report;
   at("published").hidden = !reference;
-  if (reference) put("published", el("p", {}, `Published values come from ${reference.source}. `, reference.note ?? "", " They stand among the numbers of each value."));
+  if (reference)
+    put(
+      "published",
+      el(
+        "p",
+        {},
+        `Published values come from ${reference.source}. `,
+        reference.note ?? "",
+        " They stand among the numbers of each value.",
+      ),
+    );
 }
 
 // Flipped documents
@@ -410,11 +606,18 @@ function drawPublished() {
 function drawChooser() {
   const { policy, budget, task, kind } = at("choose").elements;
   const any = (word, values) => [["", word], ...values.map((value) => [value, value])];
-  const budgets = sorted(state.group.cells.filter((cell) => !cell.full), { value: size }).map((cell) => cell.budget);
+  const budgets = sorted(
+    state.group.cells.filter((cell) => !cell.full),
+    { value: size },
+  ).map((cell) => cell.budget);
   options(policy, any("all", policies()));
   options(budget, any("all", unique(budgets)));
   options(task, any("all", tasks()));
-  options(kind, [["", "lost and gained"], ["lost", "lost: right under full alone"], ["gained", "gained: wrong under full alone"]]);
+  options(kind, [
+    ["", "lost and gained"],
+    ["lost", "lost: right under full alone"],
+    ["gained", "gained: wrong under full alone"],
+  ]);
 }
 
 function chooseFlips(wanted) {
@@ -428,11 +631,17 @@ function chooseFlips(wanted) {
 function chosen() {
   const wanted = Object.fromEntries(new FormData(at("choose")));
   const cells = new Map(state.group.cells.map((cell) => [cell.key, cell]));
-  const fits = (cell, task) => cell && (!wanted.policy || wanted.policy === cell.policy) && (!wanted.budget || wanted.budget === cell.budget) && (!wanted.task || wanted.task === task);
+  const fits = (cell, task) =>
+    cell &&
+    (!wanted.policy || wanted.policy === cell.policy) &&
+    (!wanted.budget || wanted.budget === cell.budget) &&
+    (!wanted.task || wanted.task === task);
   return {
     cells,
     found: flips.flips.filter((flip) => fits(cells.get(flip.cell), flip.task) && (!wanted.kind || wanted.kind === flip.kind)),
-    leftOut: flips.left_out.filter((one) => fits(cells.get(one.cell), one.task)).reduce((sum, one) => sum + (wanted.kind ? one[wanted.kind] : one.lost + one.gained), 0),
+    leftOut: flips.left_out
+      .filter((one) => fits(cells.get(one.cell), one.task))
+      .reduce((sum, one) => sum + (wanted.kind ? one[wanted.kind] : one.lost + one.gained), 0),
   };
 }
 
@@ -445,7 +654,10 @@ function drawFlips() {
   const { cells, found, leftOut } = chosen();
   const rest = leftOut ? `, and ${leftOut} more that the page leaves out (it holds ${flips.most} of each cell and task)` : "";
   put("found", `${plural(found.length, "flipped answer")}${rest}.`);
-  put("flips", found.slice(0, state.flips).map((flip) => flipped(flip, cells.get(flip.cell))));
+  put(
+    "flips",
+    found.slice(0, state.flips).map((flip) => flipped(flip, cells.get(flip.cell))),
+  );
   at("more").hidden = found.length <= state.flips;
 }
 
@@ -454,31 +666,66 @@ function flipped(flip, cell) {
   const prompt = text.prompts[0].trim();
   const start = prompt.length > 90 ? prompt.slice(-90).replace(/^\S*\s/, "\u2026 ") : prompt;
   const body = el("div");
-  const open = (event) => { if (event.target.open && !body.hasChildNodes()) body.append(...comparison(flip, cell, text)); };
-  return el("details", { toggle: open }, el("summary", {}, el("span", { class: `tag ${flip.kind}` }, flip.kind === "lost" ? "\u25bc lost" : "\u25b2 gained"),
-    el("span", {}, `${cell.label}, ${flip.task} ${flip.document}`), el("span", { class: "quiet" }, start)), body);
+  const open = (event) => {
+    if (event.target.open && !body.hasChildNodes()) body.append(...comparison(flip, cell, text));
+  };
+  return el(
+    "details",
+    { toggle: open },
+    el(
+      "summary",
+      {},
+      el("span", { class: `tag ${flip.kind}` }, flip.kind === "lost" ? "\u25bc lost" : "\u25b2 gained"),
+      el("span", {}, `${cell.label}, ${flip.task} ${flip.document}`),
+      el("span", { class: "quiet" }, start),
+    ),
+    body,
+  );
 }
 
 function comparison(flip, cell, text) {
   const own = text.prompts.length > 1;
-  const best = (values) => values.reduce((top, value, index) => ((value ?? -Infinity) > (values[top] ?? -Infinity) ? index : top), 0);
+  const best = (values) =>
+    values.reduce((top, value, index) => ((value ?? -Infinity) > (values[top] ?? -Infinity) ? index : top), 0);
   const [full, other] = [best(flip.full), best(flip.other)];
-  const value = (logprob, pick) => el("td", { class: pick ? "pick" : null }, nats(logprob), pick ? el("small", {}, "picked") : null);
-  const rows = text.choices.map((words, index) => el("tr", {},
-    el("td", {}, own ? el("span", { class: "quiet" }, `${text.prompts[index].trim()} `) : null, words.trim(), index === text.gold ? el("small", {}, "\u2713 right answer") : null),
-    value(flip.full[index], index === full), value(flip.other[index], index === other)));
+  const value = (logprob, pick) =>
+    el("td", { class: pick ? "pick" : null }, nats(logprob), pick ? el("small", {}, "picked") : null);
+  const rows = text.choices.map((words, index) =>
+    el(
+      "tr",
+      {},
+      el(
+        "td",
+        {},
+        own ? el("span", { class: "quiet" }, `${text.prompts[index].trim()} `) : null,
+        words.trim(),
+        index === text.gold ? el("small", {}, "\u2713 right answer") : null,
+      ),
+      value(flip.full[index], index === full),
+      value(flip.other[index], index === other),
+    ),
+  );
   const head = [own ? "Prompt and choice" : "Choice", "full (nats)", `${cell.label} (nats)`].map(th);
   const prompt = el("pre", { tabindex: 0, role: "region", "aria-label": "Prompt" }, text.prompts[0]);
-  const box = el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Log-likelihoods" }, table(head, rows, { class: "choices" }));
+  const box = el(
+    "div",
+    { class: "wide", tabindex: 0, role: "region", "aria-label": "Log-likelihoods" },
+    table(head, rows, { class: "choices" }),
+  );
   return own ? [box] : [prompt, box];
 }
 
 // Where it comes from
 
 function told(value) {
-  if (Array.isArray(value)) return value.every((one) => one === null || typeof one !== "object") ? value.map(String).join(", ") : value.map(told);
+  if (Array.isArray(value))
+    return value.every((one) => one === null || typeof one !== "object") ? value.map(String).join(", ") : value.map(told);
   if (value === null || typeof value !== "object") return String(value ?? "\u2013");
-  return el("dl", {}, Object.entries(value).map(([name, one]) => [el("dt", {}, name), el("dd", {}, told(one))]));
+  return el(
+    "dl",
+    {},
+    Object.entries(value).map(([name, one]) => [el("dt", {}, name), el("dd", {}, told(one))]),
+  );
 }
 
 function drawHead() {
@@ -488,7 +735,10 @@ function drawHead() {
   const documents = first.tasks.reduce((sum, task) => sum + task.n, 0);
   put("about", [models, protocols, `${plural(documents, "document")} of ${plural(first.tasks.length, "task")}`].join(" \u00b7 "));
   at("unfinished").hidden = !report.incomplete.length;
-  put("unfinished", `The run is not finished: ${plural(report.incomplete.length, "pack")} missing. Only tasks that are whole are shown.`);
+  put(
+    "unfinished",
+    `The run is not finished: ${plural(report.incomplete.length, "pack")} missing. Only tasks that are whole are shown.`,
+  );
   put("origin", told({ ...report.provenance, ...report.aside }));
 }
 
@@ -499,8 +749,14 @@ function draw() {
   put("front-panels", costs.map(drawFront));
 }
 
-at("choose").addEventListener("change", () => { state.flips = FLIPS_AT_ONCE; drawFlips(); });
-at("more").addEventListener("click", () => { state.flips += FLIPS_AT_ONCE; drawFlips(); });
+at("choose").addEventListener("change", () => {
+  state.flips = FLIPS_AT_ONCE;
+  drawFlips();
+});
+at("more").addEventListener("click", () => {
+  state.flips += FLIPS_AT_ONCE;
+  drawFlips();
+});
 at("detail-close").addEventListener("click", () => at("detail").close());
 document.addEventListener("submit", (event) => event.preventDefault());
 radios("shows", SHOWS, "show");

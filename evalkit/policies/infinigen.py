@@ -38,6 +38,7 @@ class InfiniGen(Policy):
     paper: ClassVar[str] = "https://arxiv.org/abs/2406.19707"
     needs: ClassVar[frozenset[str]] = frozenset({"guess", "prepare"})
     host: ClassVar[bool] = True
+    at_once: ClassVar[bool] = True
     presets: ClassVar[Presets] = {
         "opt": {"alpha": 4.0},
         "repo": {"columns": "union", "dense_start": True},
@@ -51,19 +52,22 @@ class InfiniGen(Policy):
     def read(self, cache: LayerCache, query: Tensor) -> Tensor | None:
         if cache.allowance is None or cache.layer.index < self.dense_layers:
             return None
-        among = cache.reach(cache.seen[:, None])[:, :, 0, 0]
+        among = cache.open()[:, :, 0]
         guessed = self.guessed(cache).masked_fill(~among, float("-inf"))
         near = guessed >= guessed.amax(-1, keepdim=True) - self.alpha
-        count = (near.sum((1, 2)) // near.shape[1]).minimum(cache.allowance)
+        allowance = cache.allowance[:, None]
+        count = (near.sum((1, 3)) // near.shape[1]).minimum(allowance)
         if self.dense_start:
-            count = count.where(cache.seen >= cache.allowance, cache.allowance)
-        return top(guessed, count[:, None], among.expand_as(guessed))[:, :, None, None]
+            count = count.where(among[:, 0].sum(-1) >= allowance, allowance)
+        return top(guessed, count[:, None], among.expand_as(guessed))[:, :, None]
 
     def guessed(self, cache: LayerCache) -> Tensor:
-        """[B, H, S] the highest score of the query group that is expected of each entry, in fp32 (fp64 for fp64 models)."""
+        """[B, H, T, S] the highest score of the query group that is expected of each entry, in fp32 (fp64 for fp64 models)."""
         assert cache.guess is not None
-        query = torch.matmul(exact(cache.guess[:, :, :, 0]), exact(_partial(cache)))
-        scores = torch.matmul(query, exact(cache.marks["partial"]).transpose(2, 3)).amax(2) * cache.layer.scaling
+        (batch, heads, group, count, _), partial = cache.guess.shape, exact(_partial(cache))
+        query = torch.matmul(exact(cache.guess).reshape(batch, heads, group * count, -1), partial)
+        scores = torch.matmul(query, exact(cache.marks["partial"]).transpose(2, 3)).mul_(cache.layer.scaling)
+        scores = scores.view(batch, heads, group, count, -1).amax(2)
         softcap = cache.layer.softcap
         return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 

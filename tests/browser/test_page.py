@@ -1,5 +1,6 @@
 """The page in a real browser: it sorts, filters and opens documents, fits a phone, can be read in the dark, and runs nothing it shows."""
 
+import copy
 import json
 import os
 import shutil
@@ -91,6 +92,23 @@ def file(run, made, tmp_path_factory) -> Path:
 @pytest.fixture
 def opened(browser, file):
     """The page, freshly loaded on a wide screen in the light."""
+    return load(browser, file)
+
+
+@pytest.fixture
+def other(browser, run, made, tmp_path):
+    """Another page, of the report as a function has changed it."""
+
+    def opener(change=lambda report: None, documents: bool = True):
+        changed = copy.deepcopy(made)
+        change(changed)
+        (tmp_path / "other.html").write_text(page(run, changed, documents), "utf-8")
+        return load(browser, tmp_path / "other.html")
+
+    return opener
+
+
+def load(browser, file: Path):
     show(browser)
     browser.get(file.as_uri())
     return browser
@@ -163,7 +181,7 @@ def test_a_policy_and_a_task_can_be_left_out_everywhere(opened) -> None:
 
 
 def test_the_other_protocol_is_chosen_by_name(opened, made) -> None:
-    Select(opened.find_element(By.NAME, "protocol")).select_by_value("stream")
+    Select(opened.find_element(By.CSS_SELECTOR, "#filters [name=protocol]")).select_by_value("stream")
     assert column(opened, 3) == [f"{100 * cell['mean']['accuracy']:.1f}" for cell in made["groups"][1]["cells"]]
     assert not opened.find_element(By.ID, "models").is_displayed()
 
@@ -252,7 +270,64 @@ def test_curves_are_drawn_for_the_mean_and_every_task_against_each_axis(opened) 
     assert not any("NaN" in place or "undefined" in place for place in places)
 
 
-def test_nothing_is_asked_of_a_network_and_nothing_complained_of(opened, file) -> None:
+def test_a_run_with_more_to_say_says_it(other) -> None:
+    def change(report: dict) -> None:
+        report.update(reference={"source": "A study, table 2", "rows": []}, incomplete=["smol/prompt/copa/0000"])
+        group = report["groups"][0]
+        group["noise"] = {"flips": 3, "n": 288, "furthest": 0.25}
+        group["pareto"]["seconds"] = [group["cells"][1]["key"]]
+        group["cells"][1]["floor"] = True
+        group["cells"][1]["tasks"]["piqa"].update(reference=0.785, acted=0.1)
+        for cell in group["cells"]:
+            cell["seconds"] = 12.5
+
+    browser = other(change)
+    assert "1 pack missing" in browser.find_element(By.ID, "unfinished").text
+    assert "A study, table 2" in browser.find_element(By.ID, "published").text
+    assert "flips 3 of 288 answers" in browser.find_element(By.ID, "noise").text
+    assert texts(browser, "#front-panels figcaption") == ["Bytes held", "Entries read", "Seconds"]
+    assert column(browser, 1)[1] == "h2o\u2021"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#cells td.greyed")) == 1
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#panels .mark.hollow")) == 1
+    click(browser, "#cells td.greyed button")
+    assert "78.5 %" in texts(browser, "#detail dd")
+    assert browser.get_log("browser") == []
+
+
+def test_budgets_in_tokens_have_an_axis_of_their_own(other) -> None:
+    def change(report: dict) -> None:
+        for cell in report["groups"][0]["cells"][1:]:
+            cell.update(share=None, budget=cell["budget"].replace("%", "0"))
+
+    browser = other(change)
+    labels = [drawing.get_attribute("aria-label") for drawing in browser.find_elements(By.CSS_SELECTOR, "#panels svg")]
+    assert all("budget, tokens" in label for label in labels)
+    assert "1000" in texts(browser, "#panels svg text")
+
+
+def test_a_ring_marks_the_smallest_budget_that_is_ok(other) -> None:
+    def change(report: dict) -> None:
+        knees = report["groups"][0]["knees"]
+        for knee in knees:
+            knee.update(budget=None, note="none of those measured; not counted: 2%")
+        knees[0].update(budget="10%", note="a larger one is not")
+
+    browser = other(change)
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#panels .ring")) == 1
+    assert texts(browser, "#knees-table .ok") == ["10%\na larger one is not"]
+    assert set(texts(browser, "#knees-table .none")) == {"none measured\nnot counted: 2%"}
+
+
+def test_a_page_without_documents_says_so(other) -> None:
+    browser = other(documents=False)
+    assert texts(browser, "#found") == ["This page was made without documents."]
+    assert not browser.find_element(By.ID, "choose").is_displayed()
+    assert browser.get_log("browser") == []
+
+
+def test_nothing_is_asked_of_a_network_and_nothing_complained_of(browser, file) -> None:
+    browser.get_log("performance")
+    opened = load(browser, file)
     open_all(opened)
     asked = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
     urls = {event["params"]["request"]["url"] for event in asked if event["method"] == "Network.requestWillBeSent"}
