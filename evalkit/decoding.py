@@ -16,7 +16,7 @@ from . import kernels
 from .cache import LayerCache, pieces
 from .counters import Counters
 from .layer import Layer
-from .memory import Cell, State, Tokens
+from .memory import Cell, Grants, State, Tokens
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Wave:
     documents: Sequence[int]  # [B] their numbers in the tally
     sources: Sequence[tuple[State, Tensor | None]] = ()  # what the sequences held before (None: all rows), B in all; empty: nothing
     order: Tensor | None = None  # [B] where each sequence is among the sources' rows
-    granted: Sequence[int | None] | None = None  # [B] entries that the budgets grant; None: as granted before
+    grants: Grants | None = None  # None: as granted before
     completes: int = 0  # the step from which every token completes a prompt or message; T for none
     paths: Tensor | None = None  # [B, T] how many answers run through the token; None for prompts
     state: State = field(default_factory=State)
@@ -144,9 +144,9 @@ class Wave:
         """Put side by side what the sequences hold before their first token here."""
         layer = tokens.layer
         if not self.sources:
-            return self.cell.entitled(LayerCache.empty(layer, tokens.keys.transpose(0, 1)[None], len(self.lengths)), self.granted)
+            return self.cell.entitled(LayerCache.empty(layer, tokens.keys.transpose(0, 1)[None], len(self.lengths)), self.grants)
         cache = gathered(self.sources, layer)
-        return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.granted)
+        return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.grants)
 
     def step(
         self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int, counters: Counters

@@ -42,7 +42,7 @@ class Document:
 class Asked:
     """A document's answers to be scored under one cell."""
 
-    number: int  # the document's number in the tally
+    number: int  # its number in the tally, which all cells share
     document: Document
     cell: Cell
     slots: Sequence[int]  # where each answer's score goes

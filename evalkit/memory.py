@@ -20,7 +20,7 @@ from .counters import Counters, Tally
 from .entries import ELEMENT_BYTES
 from .kernels import Kernel
 from .layer import Layer
-from .policy import Policy
+from .policy import Budget, Policy
 from .shares import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN
 
 
@@ -67,6 +67,22 @@ class State:
 
 
 @dataclass(frozen=True)
+class Grants:
+    """For each of B sequences its budget, and the tokens that the budget is a share of."""
+
+    of: Sequence[tuple[Budget, int]]
+    known: dict[object, Tensor | None] = field(default_factory=dict, repr=False)
+
+    def entries(self, layer: Layer, device: torch.device) -> Tensor | None:
+        """[B] the entries granted each head in a layer; None where a budget is everything."""
+        key = (layer.window, device)
+        if key not in self.known:
+            each = [budget.allowance(tokens, layer.window) for budget, tokens in self.of]
+            self.known[key] = None if any(budget.whole for budget, _ in self.of) else torch.tensor(each, device=device)
+        return self.known[key]
+
+
+@dataclass(frozen=True)
 class Cell:
     """A policy at work on a set of documents: what it prepared, and where its counts go."""
 
@@ -74,14 +90,9 @@ class Cell:
     prepared: Sequence[Mapping[str, Tensor]] = ()
     tally: Tally | None = None
 
-    def granted(self, lengths: Sequence[int], layer: Layer, device: torch.device) -> Tensor | None:
-        """[B] the entries granted each head for sequences of `lengths` tokens; None where the budget is everything."""
-        budget = self.policy.budget
-        return None if budget.whole else torch.tensor([budget.allowance(length, layer.window) for length in lengths], device=device)
-
-    def entitled(self, cache: LayerCache, lengths: Sequence[int] | None) -> LayerCache:
-        """Tell the cache its allowance (kept from before where `lengths` is None) and what was prepared for its layer."""
-        allowance = cache.allowance if lengths is None else self.granted(lengths, cache.layer, cache.seen.device)
+    def entitled(self, cache: LayerCache, grants: Grants | None) -> LayerCache:
+        """Tell the cache its allowance (kept from before where `grants` is None) and what was prepared for its layer."""
+        allowance = cache.allowance if grants is None else grants.entries(cache.layer, cache.seen.device)
         return replace(cache, allowance=allowance, prepared=self.prepared[cache.layer.index] if self.prepared else NOTHING)
 
     def entries(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
@@ -130,7 +141,7 @@ class Branch:
     """One cell's part in a block: the policy acts on the block's sequences and leaves them in `state`."""
 
     cell: Cell
-    lengths: Sequence[int] | None  # [B] tokens that the budget is a share of
+    grants: Grants | None  # None: as granted before
     documents: Sequence[int]  # [B] their numbers in the tally
     state: State = field(default_factory=State)
 
@@ -184,7 +195,7 @@ class Block:
         asked = any(not branch.cell.policy.passive for branch in self.branches)
         query = tokens.queries(self.index) if asked else None
         for branch in self.branches:
-            policy, mine = branch.cell.policy, branch.cell.entitled(cache, branch.lengths)
+            policy, mine = branch.cell.policy, branch.cell.entitled(cache, branch.grants)
             if query is not None and not policy.passive and self.index.shape[1]:
                 statistic = policy.statistic()
                 if statistic not in observed:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .decoding import Gulp, Wave
 from .documents import Asked, Readout
-from .memory import Block, Branch, Cell, Job, State
+from .memory import Block, Branch, Cell, Grants, Job, State
+from .policy import Policy
 from .simulation import Simulated
 from .trie import Node, grow
 
@@ -85,7 +86,7 @@ class Packing:
         return branches
 
     def streams(self, asked: Sequence[Asked]) -> Branches:
-        """Take in each document's prompt token by token under the policy of the one cell they are asked under."""
+        """Take in each document's prompt token by token under the policy of the cells asked under, which differ in budgets alone."""
         branches: Branches = []
         order = sorted(asked, key=lambda one: -len(one.document.taken))
         for group in _in_step(order, asked[0].cell, lambda one: (not one.document.taken, len(one.document.taken))):
@@ -93,16 +94,8 @@ class Packing:
             if group[0].document.taken:
                 index = [self.place(one.document.taken, 0) for one in group]
                 lengths = [len(row) for row in index]
-                self.jobs.append(
-                    Wave(
-                        _right(index),
-                        lengths,
-                        branch.cell,
-                        branch.documents,
-                        granted=branch.lengths,
-                        state=branch.state,
-                    )
-                )
+                wave = Wave(_right(index), lengths, branch.cell, branch.documents, grants=branch.grants, state=branch.state)
+                self.jobs.append(wave)
             branches.append((branch, group))
         return branches
 
@@ -116,37 +109,47 @@ class Packing:
                     self.readout.add(place, target, slot)
                 scored = torch.zeros(1, len(whole), dtype=torch.bool)
                 scored[:, first:-1] = True
-                self.jobs.append(Simulated(torch.tensor([places]), one.cell, [one.number], [len(whole)], scored))
+                grants = Grants([(one.cell.policy.budget, len(whole))])
+                self.jobs.append(Simulated(torch.tensor([places]), one.cell, [one.number], grants, scored))
 
     # Answers
 
     def answers(self, branches: Branches, *, stream: bool = False) -> None:
-        """Score what is asked after each branch's rows."""
-        stepping: dict[int, Branches] = defaultdict(list)
+        """Score what is asked after each branch's rows; cells that differ in their budgets alone together, where they can be."""
+        stepping: dict[object, Branches] = defaultdict(list)
+        choosing: dict[object, Branches] = defaultdict(list)
         for branch, asked in branches:
             policy = branch.cell.policy
             if policy.passive or (policy.static and not stream):
-                self.gulps(branch, asked)
+                self.gulps([(branch, asked)])
+            elif policy.at_once and asked[0].document.start:
+                choosing[kin(policy), asked[0].document.start].append((branch, asked))
             else:
-                stepping[id(branch.cell)].append((branch, asked))
+                stepping[kin(policy)].append((branch, asked))
+        for same in choosing.values():
+            self.gulps(same)
         for same in stepping.values():
             self.waves(same, stream)
 
-    def gulps(self, branch: Branch, asked: Sequence[Asked]) -> None:
+    def gulps(self, branches: Branches) -> None:
         """Score answers all tokens at once, trees of equal size side by side."""
-        sizes: dict[int, list[tuple[int, Asked, Node]]] = defaultdict(list)
-        for row, one in enumerate(asked):
-            tree = one.document.tree()
-            sizes[sum(len(node.tokens) for node in tree.walk())].append((row, one, tree))
+        sizes: dict[int, list[tuple[int, int, Asked, Node]]] = defaultdict(list)
+        for place, (_, asked) in enumerate(branches):
+            for row, one in enumerate(asked):
+                tree = one.document.tree()
+                sizes[sum(len(node.tokens) for node in tree.walk())].append((place, row, one, tree))
         for size, members in sorted(sizes.items()):
             index, depth = torch.zeros(2, len(members), size, dtype=torch.long).unbind()
             above = torch.zeros(len(members), size, size, dtype=torch.bool)
             paths = torch.zeros(len(members), size, dtype=torch.long)
-            for i, (_, one, tree) in enumerate(members):
+            for i, (_, _, one, tree) in enumerate(members):
                 self.tree(one, tree, index[i], depth[i], above[i], paths[i])
-            rows = [row for row, _, _ in members]
-            some = None if rows == list(range(len(branch.documents))) else torch.tensor(rows)
-            self.jobs.append(Gulp(index, depth, above, some, [one.number for _, one, _ in members], branch, paths))
+            rows: dict[int, list[int]] = defaultdict(list)
+            for place, row, _, _ in members:
+                rows[place].append(row)
+            sources = [(branches[place][0].state, _some(chosen, branches[place][1])) for place, chosen in rows.items()]
+            documents = [one.number for _, _, one, _ in members]
+            self.jobs.append(Gulp(index, depth, above, sources, documents, branches[0][0].cell, paths))
 
     def tree(self, one: Asked, tree: Node, index: Tensor, depth: Tensor, above: Tensor, paths: Tensor) -> None:
         """Place one answer tree and fill in its rows of a gulp."""
@@ -166,7 +169,7 @@ class Packing:
             self.read(one, node, places)
 
     def waves(self, branches: Branches, stream: bool) -> None:
-        """Score answers token by token, one wave for each level of their trees."""
+        """Score answers token by token, one wave for each level of their trees, under cells that differ in their budgets alone."""
         cell = branches[0][0].cell
         level = [
             _Leaf(branch.state if one.document.start else None, row, one.document.tree(), one)
@@ -191,7 +194,7 @@ class Packing:
             [leaf.asked.number for leaf in leaves],
             sources,
             order,
-            granted=None if sources else [leaf.asked.document.basis for leaf in leaves],
+            grants=None if sources else _grants([leaf.asked for leaf in leaves]),
             completes=0 if stream else index.shape[1],
             paths=torch.tensor([leaf.node.through for leaf in leaves])[:, None].expand_as(index),
         )
@@ -206,7 +209,21 @@ class Packing:
 
 
 def _branch(asked: Sequence[Asked]) -> Branch:
-    return Branch(asked[0].cell, [one.document.basis for one in asked], [one.number for one in asked])
+    return Branch(asked[0].cell, _grants(asked), [one.number for one in asked])
+
+
+def _grants(asked: Sequence[Asked]) -> Grants:
+    return Grants([(one.cell.policy.budget, one.document.basis) for one in asked])
+
+
+def kin(policy: Policy) -> object:
+    """What cells have in common that can go side by side: they differ in their budgets alone, and none or all of these are everything."""
+    return policy.statistic(), policy.budget.whole
+
+
+def _some(rows: list[int], asked: Sequence[Asked]) -> Tensor | None:
+    """The rows chosen of a branch's; None for all of them in order."""
+    return None if rows == list(range(len(asked))) else torch.tensor(rows)
 
 
 def _in_step(items: Sequence[Item], cell: Cell, shape: Callable[[Item], tuple[bool, int]]) -> list[list[Item]]:

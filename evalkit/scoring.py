@@ -13,8 +13,8 @@ from torch import Tensor
 from . import attention
 from .documents import Asked, Document
 from .engine import Runner
-from .memory import Branch, Cell, State
-from .packing import Branches, Packing
+from .memory import Branch, Cell, Grants, State
+from .packing import Branches, Packing, kin
 from .policy import Budget, Policy
 from .shares import QUANTITIES
 
@@ -54,10 +54,10 @@ class Scoring:
         for number, document in enumerate(self.documents):
             equals: dict[object, Asked] = {}
             self.where.append([])
-            for cell in self.cells:
+            for turn, cell in enumerate(self.cells):
                 key = self.identity(cell.policy, document)
                 if key not in equals:
-                    equals[key] = Asked(number, document, cell, range(slots, slots + len(document.answers)))
+                    equals[key] = Asked(turn * len(self.documents) + number, document, cell, range(slots, slots + len(document.answers)))
                     slots += len(document.answers)
                 self.where[-1].append(equals[key])
             self.work.append(list(equals.values()))
@@ -66,6 +66,8 @@ class Scoring:
 
     def identity(self, policy: Policy, document: Document) -> object:
         """What must agree for two cells to compute the same: everything but the budget, and what the budget grants."""
+        if policy.passive or (policy.lossless and not policy.host):  # what is fetched from the host is counted, even if it is all
+            return None
         if "whole_answer" in policy.needs:  # its budget is a share of each answer's whole sequence
             return policy
         budget, windows = policy.budget, (None, *self.engine.windows)
@@ -114,7 +116,7 @@ class Scoring:
     def run(self, batch: Sequence[list[Asked]]) -> None:
         """Score one row's documents."""
         packing, whole = Packing(), []
-        streamed: dict[int, list[Asked]] = {}
+        streamed: dict[object, list[Asked]] = defaultdict(list)
         packing.simulated([one for asked in batch for one in asked if "whole_answer" in one.cell.policy.needs])
         branches: Branches = []
         rotating = attention.follows_length(self.engine.model.config)  # then a prompt must share its answers' row
@@ -122,7 +124,7 @@ class Scoring:
             inside = [one for one in asked if not self.apart(one.cell.policy)]
             for one in asked:
                 if self.streams(one.cell.policy):
-                    streamed.setdefault(id(one.cell), []).append(one)
+                    streamed[kin(one.cell.policy)].append(one)
             if len(asked[0].document.taken) > self.engine.block_tokens and inside and not rotating:
                 branches += self.taken_before(inside)
             elif inside:
@@ -135,7 +137,8 @@ class Scoring:
 
     def taken_before(self, asked: Sequence[Asked]) -> Branches:
         """Take in a long prompt in blocks, in rows of its own."""
-        branches = [Branch(one.cell, [one.document.basis], [one.number], State(lasting=True)) for one in asked]
+        grants = [Grants([(one.cell.policy.budget, one.document.basis)]) for one in asked]
+        branches = [Branch(one.cell, grant, [one.number], State(lasting=True)) for one, grant in zip(asked, grants, strict=True)]
         self.engine.take_in(asked[0].document.taken, 0, branches, None)
         return [(branch, [one]) for branch, one in zip(branches, asked, strict=True)]
 
@@ -151,15 +154,13 @@ class Scoring:
     def results(self) -> list[CellScores]:
         """Return every cell's scores, in the documents' order."""
         logprobs, misses = self.logprobs.tolist(), self.misses.tolist()
-        tallies = {id(cell): cell.tally.totals() for cell in self.cells if cell.tally}
+        tally = self.cells[0].tally if self.cells else None
+        totals = torch.zeros(len(QUANTITIES), len(self.cells) * len(self.documents)) if tally is None else tally.totals()
         results = []
-        for number, cell in enumerate(self.cells):
-            where = [row[number] for row in self.where]
+        for turn, cell in enumerate(self.cells):
+            where = [row[turn] for row in self.where]
             scores = [[Score(logprobs[slot], not misses[slot]) for slot in asked.slots] for asked in where]
-            columns = [tallies[id(asked.cell)][:, document] for document, asked in enumerate(where) if id(asked.cell) in tallies]
-            results.append(
-                CellScores(cell.policy, scores, torch.stack(columns, 1) if columns else torch.zeros(len(QUANTITIES), len(where)))
-            )
+            results.append(CellScores(cell.policy, scores, totals[:, [asked.number for asked in where]]))
         return results
 
 

@@ -15,7 +15,7 @@ from .decoding import Wave
 from .documents import Document
 from .engine import Runner
 from .errors import UsageError
-from .memory import Branch, Cell, State
+from .memory import Branch, Cell, Grants, State
 from .packing import Packing
 from .policy import Policy
 from .scoring import CellScores, Score, Scoring
@@ -37,7 +37,8 @@ class Engine(Runner):
         """Score every document's answers under every policy; prompts are taken in once for all policies that allow it."""
         for policy in policies:
             policy.check(protocol)
-        cells = [self.cell(policy, Tally(len(documents), self.device)) for policy in policies]
+        tally = Tally(len(policies) * len(documents), self.device)
+        cells = [self.cell(policy, tally) for policy in policies]
         scoring = Scoring(self, documents, cells, protocol)
         for batch in scoring.rows():
             scoring.run(batch)
@@ -91,7 +92,7 @@ class Session:
             end = self.seen + len(ready)
             self.rotate(end + 1)
             if self.cell.policy.passive or not (decoded or self.protocol == "stream"):
-                branch = Branch(self.cell, [end], [0], self.state)
+                branch = Branch(self.cell, self.granted(end), [0], self.state)
                 self.engine.take_in(ready, self.seen, [branch], self.state if self.state.caches else None)
                 self.seen = end
             elif decoded:  # a reply goes on under the budget granted before it
@@ -104,8 +105,12 @@ class Session:
     def advance(self, tokens: Sequence[int], basis: int | None, *, acts: bool, length: int = 0) -> None:
         """Take in tokens one by one; the policy acts as at a message's end at each of them, or at none. `basis` is granted anew."""
         if tokens:
-            self.step(tokens, None if basis is None else [basis], 0 if acts else len(tokens), length)
+            self.step(tokens, basis, 0 if acts else len(tokens), length)
             self.seen += len(tokens)
+
+    def granted(self, tokens: int) -> Grants:
+        """What the budget grants of `tokens`."""
+        return Grants([(self.cell.policy.budget, tokens)])
 
     def conclude(self) -> None:
         """End a generated reply: take in its last token again, as the one at which the budget is granted anew and the policy acts."""
@@ -116,16 +121,18 @@ class Session:
         self.said = None
 
     def step(
-        self, tokens: Sequence[int], granted: Sequence[int] | None, completes: int, length: int = 0, *, answers: bool = False
+        self, tokens: Sequence[int], basis: int | None, completes: int, length: int = 0, *, answers: bool = False
     ) -> Tensor:
         """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s.
 
+        `basis` tokens are what the budget is granted anew of; None: it stays as granted before.
         Tokens of `answers` are counted as reading, others as held once they are in.
         """
         packing = Packing()
         index = torch.tensor([packing.place(tokens, self.seen)])
         sources = [(State(dict(self.state.caches)), None)] if self.state.caches else []
-        wave = Wave(index, [len(tokens)], self.cell, [0], sources, granted=granted, completes=completes, state=self.state)
+        grants = None if basis is None else self.granted(basis)
+        wave = Wave(index, [len(tokens)], self.cell, [0], sources, grants=grants, completes=completes, state=self.state)
         wave.paths = torch.ones_like(index) if answers else None
         packing.jobs.append(wave)
         return self.engine.run(packing, [self.cell], length)
@@ -175,9 +182,9 @@ class Session:
         said: list[int] = []
         while len(said) < limit:
             self.rotate(self.seen + 1, stepping=True)
-            granted = None if self.state.caches else [self.seen]  # a prompt of one token has taken in none
+            basis = None if self.state.caches else self.seen  # a prompt of one token has taken in none
             self.said = (self.waiting[0], dict(self.state.caches))
-            logits = self.step(self.waiting, granted, 0 if self.protocol == "stream" else 1, answers=True)
+            logits = self.step(self.waiting, basis, 0 if self.protocol == "stream" else 1, answers=True)
             self.seen += 1
             token = int(logits[-1].argmax()) if choose is None else choose(logits[-1])
             self.waiting = (token,)

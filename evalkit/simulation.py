@@ -11,7 +11,7 @@ from torch import Tensor
 from . import kernels
 from .cache import LayerCache
 from .counters import Counters
-from .memory import Cell, State, Tokens
+from .memory import Cell, Grants, State, Tokens
 
 
 @dataclass
@@ -21,14 +21,14 @@ class Simulated:
     index: Tensor  # [B, T] the row's tokens of each sequence, prompt and answer
     cell: Cell
     documents: Sequence[int]  # [B] their numbers in the tally
-    lengths: Sequence[int]  # [B] tokens that the budget is a share of
+    grants: Grants  # of prompt and answer
     answers: Tensor  # [B, T] whether the token's prediction is scored
     state: State = field(default_factory=State)
 
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Attend under the policy's mask."""
         keys, values = tokens.entries(self.index)
-        cache = self.cell.entitled(LayerCache.empty(tokens.layer, keys, len(self.index)).append(keys, values), self.lengths)
+        cache = self.cell.entitled(LayerCache.empty(tokens.layer, keys, len(self.index)).append(keys, values), self.grants)
         query, count = tokens.queries(self.index), self.index.shape[1]
         with counters.phase("policy"):
             read = self.cell.policy.within(cache, query)

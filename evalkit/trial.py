@@ -157,7 +157,7 @@ def one_by_one(engine: Engine, policy: Policy, protocol: str, document: Document
         session.feed(document.prompt)
     logprob, line = 0.0, (*(document.prompt if stream else document.prompt[-1:]), *answer)
     for token, following in pairwise(line):
-        logits = session.step([token], None if session.state.caches else [document.basis], 0 if stream else 1)
+        logits = session.step([token], None if session.state.caches else document.basis, 0 if stream else 1)
         session.seen += 1
         if session.seen >= len(document.prompt):
             logprob += float(logits[-1].log_softmax(-1)[following])

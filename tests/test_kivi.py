@@ -265,7 +265,7 @@ def one_by_one(engine, policy, document, answer):
     session, total = engine.open(policy), 0.0
     session.feed(document.prompt)
     for token in answer:
-        logits = session.step(session.waiting, None if session.state.caches else [document.basis], 1)[-1]
+        logits = session.step(session.waiting, None if session.state.caches else document.basis, 1)[-1]
         session.seen, session.waiting = session.seen + 1, (token,)
         total += float(logits.log_softmax(-1)[token])
     return total

@@ -58,6 +58,10 @@ class KIVI(Policy):
             )
 
     @property
+    def lossless(self) -> bool:
+        return self.budget.whole and self.bits is None
+
+    @property
     def floor(self) -> int:
         return self.group  # keys of less than a group stay as they are
 

@@ -375,6 +375,7 @@ def test_the_dark_has_a_dark_ground(opened) -> None:
 
 
 def test_on_paper_there_are_no_controls_and_the_ground_is_white_even_in_the_dark(opened) -> None:
-    show(opened, scheme="dark", media="print")
+    show(opened, width=720, scheme="dark", media="print")
     assert opened.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not any(form.is_displayed() for form in opened.find_elements(By.CSS_SELECTOR, "form, nav"))
+    assert opened.execute_script("return document.documentElement.scrollWidth") == 720

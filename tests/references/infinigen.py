@@ -39,7 +39,7 @@ def read(guesses, keys, matrices, used, *, scaling, alpha, allowance, window=Non
     ]
     near = [sum(one >= max(own.values()) - alpha for one in own.values()) for own in scores]
     count = min(max(1, math.floor(sum(near) / heads)), allowance)
-    if dense_start and tokens < allowance:
+    if dense_start and len(seen) < allowance:
         count = tokens
     mask = numpy.zeros((heads, tokens), dtype=bool)
     for head, own in enumerate(scores):
