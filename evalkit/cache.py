@@ -56,6 +56,12 @@ class LayerCache:
         places = torch.empty(nothing.shape[:3], dtype=torch.long, device=like.device)
         return cls(layer, Plain.of(nothing, nothing), places, torch.zeros(rows, dtype=torch.long, device=like.device))
 
+    @classmethod
+    def begun(cls, layer: Layer, keys: Tensor, values: Tensor, *, complete: bool) -> LayerCache:
+        """Return what `empty(...).append(keys, values)` would: the beginnings of B sequences, [B, H, T, D] each."""
+        places, seen = _counted(*keys.shape[:3], keys.device)
+        return cls(layer, Plain.of(keys, values), places, seen, fresh=keys.shape[2], complete=complete)
+
     @property
     def slots(self) -> int:
         """S, the slots of the widest head."""
@@ -116,6 +122,13 @@ class LayerCache:
             return make(stop - start, self.slots - count + start, self.slots, self.seen.device)
         return self.reach(self.seen[:, None] - count + torch.arange(start, stop, device=self.seen.device))
 
+    def seen_by(self, query: Tensor) -> Tensor | None:
+        """What the newest queries may attend to, in the form that is cheapest for `Layer.attention`."""
+        group, count = query.shape[2:4]
+        if not self.uniform:
+            return self.visible(count)
+        return None if count == 1 else _hidden(count, self.slots - count, self.slots, group, exact(query[:0]).dtype, query.device)
+
     def blocks(self, count: int, group: int) -> Iterator[tuple[int, int]]:
         """Cut the newest `count` queries so that no block makes more than BLOCK_ELEMENTS weights."""
         return pieces(count, self.positions.numel() * group)
@@ -124,7 +137,7 @@ class LayerCache:
         """Return how much each of the newest T queries attends to each slot, [B, H, G, T, S]."""
         if self.attended is not None and self.attended[0] is query:
             return self.attended[1]
-        return self.layer.attention(query, self.entries.dense()[0], self.visible(query.shape[3]))
+        return self.layer.attention(query, self.entries.dense()[0], self.seen_by(query))
 
     def received(self, query: Tensor) -> Tensor:
         """Return the attention each slot received, summed over the newest T queries, [B, H, G, S].
@@ -134,6 +147,8 @@ class LayerCache:
         if self.attended is not None and self.attended[0] is query:
             return self.attended[1].sum(3)
         (batch, heads, group, count, _), keys = query.shape, self.entries.dense()[0]
+        if self.positions.numel() * group * count <= BLOCK_ELEMENTS:
+            return self.layer.attention(query, keys, self.seen_by(query)).sum(3)
         total = exact(query).new_zeros(batch, heads, group, self.slots)
         for start, stop in self.blocks(count, group):
             reach = self.slots - count + stop if self.uniform else self.slots  # what lies behind is the block's future
@@ -177,12 +192,28 @@ class LayerCache:
         if fewest == self.slots:
             return self
         order = wanted.byte().argsort(dim=-1, descending=True, stable=True)[..., :width]
+        positions = self.positions.where(wanted, EMPTY).gather(2, order)
+        return self.taken(order, positions, gaps=fewest < width or self.layer.window is not None)
+
+    def keep_best(self, scores: Tensor, count: Tensor) -> LayerCache:
+        """Forget all but the `count` [B] entries of each head with the highest scores [B, H, S]; ties go to the earlier slot."""
+        least, most = (int(number) for number in count.aminmax())
+        if self.gaps or self.layer.window is not None or self.decoding or least != most:
+            return self.keep(highest(scores, count[:, None], self.filled))
+        if most >= self.slots:
+            return self
+        order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :most].sort(dim=-1).values
+        return self.taken(order, self.positions.gather(2, order), gaps=False)
+
+    def taken(self, order: Tensor, positions: Tensor, *, gaps: bool) -> LayerCache:
+        """Keep the slots `order` [B, H, W], from `positions`."""
+        width = order.shape[2]
         return replace(
             self,
             entries=self.entries.take(order),
-            positions=self.positions.where(wanted, EMPTY).gather(2, order),
+            positions=positions,
             marks={name: gather_slots(mark, order) for name, mark in self.marks.items()},
-            gaps=fewest < width or self.layer.window is not None,
+            gaps=gaps,
             roomy=width + width // 4 + SLACK,
             attended=None,
         )
@@ -234,6 +265,17 @@ class LayerCache:
         )
 
 
+def highest(scores: Tensor, count: Tensor | int, among: Tensor) -> Tensor:
+    """Return the `count` highest scores [..., S] among the mask `among`, as a mask; ties go to the earlier slot.
+
+    `count` is a number or a tensor that broadcasts to the scores' leading axes.
+    """
+    order = scores.masked_fill(~among, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+    ranks = torch.arange(scores.shape[-1], device=scores.device)
+    best = ranks < (count[..., None] if isinstance(count, Tensor) else count)
+    return torch.zeros_like(among).scatter(-1, order, best.expand_as(order)) & among
+
+
 def pieces(count: int, each: int) -> Iterator[tuple[int, int]]:
     """Cut `count` queries, of which `each` makes so many weights, into blocks of at most BLOCK_ELEMENTS."""
     size = max(1, BLOCK_ELEMENTS // max(1, each))
@@ -249,6 +291,20 @@ def _elements(note: Tensor) -> Tensor | int:
 def _causal(count: int, before: int, slots: int, device: torch.device) -> Tensor:
     """[1, 1, 1, T, S] the mask of `count` queries in a row after `before` slots; small ones come up again and again."""
     return torch.ones(count, slots, dtype=torch.bool, device=device).tril(before)[None, None, None]
+
+
+@lru_cache(maxsize=64)
+def _counted(batch: int, heads: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[B, H, T] the positions of tokens taken in from the start, and [B] how many they are."""
+    places = torch.arange(count, device=device).expand(batch, heads, -1)
+    return places, torch.full((batch,), count, dtype=torch.long, device=device)
+
+
+@lru_cache(maxsize=64)
+def _hidden(count: int, before: int, slots: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[G * T, S] as `_causal`, in numbers to be added to scores: 0 and -inf."""
+    mask = torch.zeros(count, slots, dtype=dtype, device=device)
+    return mask.masked_fill(~_causal(count, before, slots, device)[0, 0, 0], float("-inf")).repeat(group, 1)
 
 
 def _stack_marks(caches: Sequence[LayerCache], lead: Sequence[int]) -> Marks:

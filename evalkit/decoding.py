@@ -157,8 +157,9 @@ class Wave:
             read = policy.read(cache, query) if policy.overrides("read") and cache.slots else None
         with counters.phase("attention"):
             cache = cache.append(keys, values, decoding=True, complete=step >= self.completes)
-            allowed = cache.visible(1)
+            allowed = None if cache.uniform and read is None else cache.visible(1)
             if read is not None:
+                assert allowed is not None
                 allowed = allowed & torch.nn.functional.pad(read, (0, 1), value=True)
             held, values = self.cell.entries(cache)
             weights = layer.attention(query, held, allowed)
@@ -171,10 +172,10 @@ class Wave:
             cache = policy.observe(replace(cache, attended=(query, weights)), query)
             return policy.evict(policy.write(cache), query).expired(), output
 
-    def count(self, cache: LayerCache, allowed: Tensor, paths: Tensor) -> None:
-        """Count what the queries read: a query group's reads by their union."""
+    def count(self, cache: LayerCache, allowed: Tensor | None, paths: Tensor) -> None:
+        """Count what the queries read (None: all slots): a query group's reads by their union."""
         heads = cache.positions.shape[1]
-        read = allowed.any(2).sum((-1, -2)).float().mean(1) * heads
+        read = heads * (cache.slots if allowed is None else allowed.any(2).sum((-1, -2)).float().mean(1))
         self.cell.count_read(self.documents[: len(paths)], cache, read * paths, cache.tokens * heads * paths, paths)
 
     def finish(self, cache: LayerCache, outputs: Tensor, tokens: Tokens) -> None:

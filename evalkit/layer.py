@@ -23,21 +23,34 @@ class Layer:
     window: int | None = None  # sliding window, in tokens
     rope: Tensor | None = None  # [rotated dims / 2] inverse frequencies, where keys are rotated by position
 
-    def attention(self, query: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
+    def attention(self, query: Tensor, keys: Tensor, visible: Tensor | None) -> Tensor:
         """Return attention weights [B, H, G, T, S], in fp32 (fp64 for fp64 models).
 
-        `query` [B, H, G, T, D], `keys` [B, H, S, D], `visible` broadcastable to [B, H, G, T, S].
+        `query` [B, H, G, T, D], `keys` [B, H, S, D]. `visible` broadcasts to [B, H, G, T, S]; as numbers, 0 and -inf, it is
+        [G * T, S]; None: every query sees every slot.
         """
         batch, heads, group, count, size = query.shape
-        scores = torch.matmul(exact(query).reshape(batch, heads, group * count, size) * self.scaling, exact(keys).transpose(2, 3))
+        asked, held = exact(query).reshape(batch * heads, group * count, size), exact(keys).flatten(0, 1).transpose(1, 2)
+        if visible is not None and visible.is_floating_point() and self.softcap is None:
+            scores = torch.baddbmm(visible, asked, held, alpha=self.scaling)
+        else:
+            scores = torch.bmm(asked, held).mul_(self.scaling)
+            if self.softcap is not None:
+                scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+            if visible is not None:
+                scores = self.hidden(scores, visible, (batch, heads, group, count, keys.shape[2]))
         scores = scores.view(batch, heads, group, count, keys.shape[2])
-        if self.softcap is not None:
-            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
-        scores.masked_fill_(~visible, float("-inf"))
         if self.sinks is None:
             return scores.softmax(-1)
         spent = self.sinks.to(scores).view(1, heads, group, 1, 1).expand(batch, -1, -1, count, -1)
         return torch.cat([scores, spent], dim=-1).softmax(-1)[..., :-1]
+
+    @staticmethod
+    def hidden(scores: Tensor, visible: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Take what is not visible out of scores [B * H, G * T, S]."""
+        if visible.is_floating_point():
+            return scores.add_(visible)
+        return scores.view(shape).masked_fill_(~visible, float("-inf"))
 
 
 def exact(tensor: Tensor) -> Tensor:

@@ -165,8 +165,11 @@ class Block:
         """Attend, then let each branch's policy act."""
         layer = tokens.layer
         keys, values = tokens.entries(self.index)
-        held = LayerCache.empty(layer, keys, len(self.index)) if self.before is None else self.before.caches[layer.index]
-        cache = replace(held.append(keys, values, complete=self.complete), marks=NOTHING, notes=NOTHING)  # each branch has its own
+        if self.before is None:
+            cache = LayerCache.begun(layer, keys, values, complete=self.complete)
+        else:  # each branch has its own marks and notes
+            held = replace(self.before.caches[layer.index], marks=NOTHING, notes=NOTHING)
+            cache = held.append(keys, values, complete=self.complete)
         own = self.index[:, self.index.shape[1] - self.own :]
         if self.own and not self.attends_packed(tokens):  # a prompt of one token takes in nothing: its only token waits
             with counters.phase("attention"):

@@ -7,12 +7,11 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Protocol
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from .budget import WHOLE, Budget
-from .cache import NOTHING, LayerCache, Marks
+from .cache import NOTHING, LayerCache, Marks, highest
 from .errors import UsageError, nearest
 from .layer import exact
 
@@ -138,15 +137,7 @@ class Policy:
 # The words that masks are made of
 
 
-def top(scores: Tensor, count: Tensor | int, among: Tensor) -> Tensor:
-    """Return the `count` highest scores [..., S] among the mask `among`, as a mask; ties go to the earlier slot.
-
-    `count` is a number or a tensor that broadcasts to the scores' leading axes.
-    """
-    order = scores.masked_fill(~among, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-    ranks = torch.arange(scores.shape[-1], device=scores.device)
-    best = ranks < (count[..., None] if isinstance(count, Tensor) else count)
-    return torch.zeros_like(among).scatter(-1, order, best.expand_as(order)) & among
+top = highest
 
 
 def first(cache: LayerCache, count: Tensor | int) -> Tensor:

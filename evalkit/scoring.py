@@ -57,7 +57,9 @@ class Scoring:
             for turn, cell in enumerate(self.cells):
                 key = self.identity(cell.policy, document)
                 if key not in equals:
-                    equals[key] = Asked(turn * len(self.documents) + number, document, cell, range(slots, slots + len(document.answers)))
+                    equals[key] = Asked(
+                        turn * len(self.documents) + number, document, cell, range(slots, slots + len(document.answers))
+                    )
                     slots += len(document.answers)
                 self.where[-1].append(equals[key])
             self.work.append(list(equals.values()))

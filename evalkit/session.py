@@ -120,9 +120,7 @@ class Session:
             self.advance([token], self.seen + 1, acts=True)
         self.said = None
 
-    def step(
-        self, tokens: Sequence[int], basis: int | None, completes: int, length: int = 0, *, answers: bool = False
-    ) -> Tensor:
+    def step(self, tokens: Sequence[int], basis: int | None, completes: int, length: int = 0, *, answers: bool = False) -> Tensor:
         """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s.
 
         `basis` tokens are what the budget is granted anew of; None: it stays as granted before.

@@ -129,7 +129,7 @@ class Store:
             raise Damaged(
                 f"{path} is cut short or was changed: run the sweep again, which sets it aside and scores its documents anew"
             )
-        head, *cells = (json.loads(line) for line in body.splitlines())
+        head, *cells = (json.loads(line) for line in body.split("\n") if line)
         if head["run"] != self.digest or head["pack"] != str(name):
             raise Damaged(f"{path} belongs to another run ({head['pack']} of {head['run']}): move it away, and run the sweep again")
         return head, cells
@@ -157,7 +157,7 @@ class Store:
         """Return what a task's documents ask, in the order of their doc_ids."""
         path = self.folder / "documents" / f"{slug(task)}.jsonl"
         try:
-            return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+            return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} cannot be read ({error}): run the sweep again, or restore the file") from None
 

@@ -13,7 +13,7 @@ from evalkit.counters import Counters
 from evalkit.decoding import Wave
 from evalkit.kernels import rotated
 from evalkit.layer import Layer
-from evalkit.memory import Block, Branch, Cell, Row, State
+from evalkit.memory import Block, Branch, Cell, Grants, Row, State
 from evalkit.policies import build, find
 from evalkit.policy import Budget, Policy, last, top
 from tests.authors.recording.tensors import drawn
@@ -61,7 +61,7 @@ class Driven:
     def call(self, start, stop):
         index = torch.arange(stop - start)[None]
         if start == 0:
-            job = Block(index, stop, [Branch(self.cell, [stop], [0], self.state)])
+            job = Block(index, stop, [Branch(self.cell, Grants([(self.cell.policy.budget, stop)]), [0], self.state)])
         else:
             job = Wave(index, [1], self.cell, [0], [(State(dict(self.state.caches)), None)], completes=1, state=self.state)
         now = (side[None, :, start:stop] for side in (self.queries, self.keys, self.values))

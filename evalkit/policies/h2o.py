@@ -51,8 +51,7 @@ class H2O(Policy):
             return cache
         allowance = granted(cache)
         near = last(cache, (allowance + 1) // 2)
-        heavy = top(cache.marks["received"], (allowance // 2)[:, None], cache.filled & ~near)
-        return cache.keep(near | heavy)
+        return cache.keep_best(cache.marks["received"].masked_fill(near, float("inf")), allowance)
 
     def within(self, cache: LayerCache, query: Tensor) -> Tensor | None:
         if cache.allowance is None:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..policy import LayerCache, Policy, Presets, exact, granted, top
+from ..policy import LayerCache, Policy, Presets, exact, granted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,4 +29,4 @@ class KNorm(Policy):
         if not (cache.complete or self.every_step):
             return cache
         norms = exact(cache.entries.dense()[0]).norm(dim=-1)
-        return cache.keep(top(-norms, granted(cache)[:, None], cache.filled))
+        return cache.keep_best(-norms, granted(cache))

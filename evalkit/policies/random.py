@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..policy import LayerCache, Natural, Policy, Presets, granted, top
+from ..policy import LayerCache, Natural, Policy, Presets, granted
 
 _POSITION, _HEAD, _LAYER, _SEED, _PRIME = 0x9E3779B1, 0x85EBCA6B, 0x27D4EB2F, 0xC2B2AE3D, 2**31 - 1
 
@@ -32,7 +32,7 @@ class Random(Policy):
     def evict(self, cache: LayerCache, query: Tensor) -> LayerCache:
         if not (cache.complete or self.every_step):
             return cache
-        return cache.keep(top(self.draw(cache), granted(cache)[:, None], cache.filled))
+        return cache.keep_best(self.draw(cache), granted(cache))
 
     def draw(self, cache: LayerCache) -> Tensor:
         """[B, H, S] a number for each entry, the same wherever its sequence is computed."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from ..policy import LayerCache, Policy, Positive, Presets, granted, last, top
+from ..policy import LayerCache, Policy, Positive, Presets, granted, last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class SnapKV(Policy):
         window = ((allowance + 1) // 2).clamp(max=self.window)
         near = last(cache, window)
         votes = self.pooled(self.votes(cache, query, window).masked_fill(near | ~cache.filled, 0.0))
-        return cache.keep(near | top(votes, (allowance - window)[:, None], cache.filled & ~near))
+        return cache.keep_best(votes.masked_fill(near, float("inf")), allowance)
 
     def votes(self, cache: LayerCache, query: Tensor, window: Tensor) -> Tensor:
         """[B, H, S] the attention that each entry receives from the last `window` [B] queries."""

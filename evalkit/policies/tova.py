@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..policy import LayerCache, Policy, Presets, granted, top
+from ..policy import LayerCache, Policy, Presets, granted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,4 +33,4 @@ class TOVA(Policy):
         newest = weights.mean((1, 2, 3))[:, None].expand_as(cache.positions)
         if self.keep_newest:
             newest = newest.masked_fill(cache.positions == cache.seen[:, None, None] - 1, float("inf"))
-        return cache.keep(top(newest, granted(cache)[:, None], cache.filled))
+        return cache.keep_best(newest, granted(cache))

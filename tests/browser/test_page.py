@@ -378,4 +378,5 @@ def test_on_paper_there_are_no_controls_and_the_ground_is_white_even_in_the_dark
     show(opened, width=720, scheme="dark", media="print")
     assert opened.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not any(form.is_displayed() for form in opened.find_elements(By.CSS_SELECTOR, "form, nav"))
-    assert opened.execute_script("return document.documentElement.scrollWidth") == 720
+    width, needed = opened.execute_script("const page = document.documentElement; return [page.clientWidth, page.scrollWidth]")
+    assert needed == width
