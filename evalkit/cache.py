@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -17,13 +17,14 @@ from torch.nn.functional import pad
 
 from .entries import ELEMENT_BYTES, Entries, Plain, gather_slots
 from .layer import Layer, exact
+from .masks import causal, counted, hidden, highest, pieces
 
 EMPTY = -1  # the position of a slot that holds nothing
-BLOCK_ELEMENTS = 1 << 20  # attention weights made at once: memory stays linear in the prompt
 SLACK = 8  # forgotten slots tolerated beyond a quarter before decoding compacts them away
 
 Marks = Mapping[str, Tensor]
 NOTHING: Marks = MappingProxyType({})
+_nothing = lambda: NOTHING  # noqa: E731
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +36,9 @@ class LayerCache:
     positions: Tensor  # [B, H, S] where each entry came from; EMPTY where a head keeps fewer
     seen: Tensor  # [B] tokens taken in so far
     allowance: Tensor | None = None  # [B] entries the budget grants each head; None grants all
-    marks: Marks = field(
-        default_factory=lambda: NOTHING
-    )  # name -> [B, H, S, ...] what a policy wrote about entries; travels with them
-    notes: Marks = field(default_factory=lambda: NOTHING)  # name -> [B, ...] what a policy wrote about the sequences
-    prepared: Marks = field(default_factory=lambda: NOTHING)  # what the policy's `prepare` learned about this layer
+    marks: Marks = field(default_factory=_nothing)  # name -> [B, H, S, ...] what a policy wrote about entries; travels with them
+    notes: Marks = field(default_factory=_nothing)  # name -> [B, ...] what a policy wrote about the sequences
+    prepared: Marks = field(default_factory=_nothing)  # what the policy's `prepare` learned about this layer
     guess: Tensor | None = None  # [B, H, G, T, D] the queries expected from the layer before
     choices: Tensor | None = None  # [B, H or 1, 1, T, S] what each of several queries that read at once may choose from
     fresh: int = 0  # how many of the newest slots hold tokens just taken in
@@ -59,7 +58,7 @@ class LayerCache:
     @classmethod
     def begun(cls, layer: Layer, keys: Tensor, values: Tensor, *, complete: bool) -> LayerCache:
         """Return what `empty(...).append(keys, values)` would: the beginnings of B sequences, [B, H, T, D] each."""
-        places, seen = _counted(*keys.shape[:3], keys.device)
+        places, seen = counted(*keys.shape[:3], keys.device)
         return cls(layer, Plain.of(keys, values), places, seen, fresh=keys.shape[2], complete=complete)
 
     @property
@@ -90,13 +89,8 @@ class LayerCache:
         return self.seen if self.layer.window is None else self.seen.clamp(max=self.layer.window)
 
     def cost(self) -> Tensor:
-        """[B] bytes held: entries in their stored form, marks and notes, at 2 bytes an element.
-
-        Under a budget of everything nothing needs to be noted, so marks and notes do not count.
-        """
+        """[B] bytes held: entries in their stored form, marks and notes, at 2 bytes an element."""
         counts = self.counts
-        if self.allowance is None:
-            return self.entries.cost(counts)
         each = sum(mark[0, 0, 0].numel() for mark in self.marks.values()) if self.slots else 0
         once = sum(_elements(note) for note in self.notes.values())
         return self.entries.cost(counts) + (counts.sum(1) * each + once) * ELEMENT_BYTES
@@ -118,7 +112,7 @@ class LayerCache:
         """[B, H or 1, 1, T, S] which slots queries start to stop of the newest `count` tokens may attend to."""
         stop = count if stop is None else stop
         if self.uniform:
-            make = _causal if stop - start == count else _causal.__wrapped__  # blocks of a long prompt do not come up again
+            make = causal if stop - start == count else causal.__wrapped__  # blocks of a long prompt do not come up again
             return make(stop - start, self.slots - count + start, self.slots, self.seen.device)
         return self.reach(self.seen[:, None] - count + torch.arange(start, stop, device=self.seen.device))
 
@@ -127,10 +121,10 @@ class LayerCache:
         group, count = query.shape[2:4]
         if not self.uniform:
             return self.visible(count)
-        return None if count == 1 else _hidden(count, self.slots - count, self.slots, group, exact(query[:0]).dtype, query.device)
+        return None if count == 1 else hidden(count, self.slots - count, self.slots, group, exact(query[:0]).dtype, query.device)
 
     def blocks(self, count: int, group: int) -> Iterator[tuple[int, int]]:
-        """Cut the newest `count` queries so that no block makes more than BLOCK_ELEMENTS weights."""
+        """Cut the newest `count` queries so that no block makes too many weights at once."""
         return pieces(count, self.positions.numel() * group)
 
     def weights(self, query: Tensor) -> Tensor:
@@ -147,10 +141,11 @@ class LayerCache:
         if self.attended is not None and self.attended[0] is query:
             return self.attended[1].sum(3)
         (batch, heads, group, count, _), keys = query.shape, self.entries.dense()[0]
-        if self.positions.numel() * group * count <= BLOCK_ELEMENTS:
+        blocks = list(self.blocks(count, group))
+        if len(blocks) == 1:
             return self.layer.attention(query, keys, self.seen_by(query)).sum(3)
         total = exact(query).new_zeros(batch, heads, group, self.slots)
-        for start, stop in self.blocks(count, group):
+        for start, stop in blocks:
             reach = self.slots - count + stop if self.uniform else self.slots  # what lies behind is the block's future
             visible = self.visible(count, start, stop)[..., :reach]
             total[..., :reach] += self.layer.attention(query[:, :, :, start:stop], keys[:, :, :reach], visible).sum(3)
@@ -265,46 +260,9 @@ class LayerCache:
         )
 
 
-def highest(scores: Tensor, count: Tensor | int, among: Tensor) -> Tensor:
-    """Return the `count` highest scores [..., S] among the mask `among`, as a mask; ties go to the earlier slot.
-
-    `count` is a number or a tensor that broadcasts to the scores' leading axes.
-    """
-    order = scores.masked_fill(~among, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-    ranks = torch.arange(scores.shape[-1], device=scores.device)
-    best = ranks < (count[..., None] if isinstance(count, Tensor) else count)
-    return torch.zeros_like(among).scatter(-1, order, best.expand_as(order)) & among
-
-
-def pieces(count: int, each: int) -> Iterator[tuple[int, int]]:
-    """Cut `count` queries, of which `each` makes so many weights, into blocks of at most BLOCK_ELEMENTS."""
-    size = max(1, BLOCK_ELEMENTS // max(1, each))
-    return ((start, min(start + size, count)) for start in range(0, count, size))
-
-
 def _elements(note: Tensor) -> Tensor | int:
     """[B] a note's elements; rows of zeros behind, which pad shorter sequences, are not counted."""
     return note[0].numel() if note.dim() < 3 else note.ne(0).any(-1).flatten(1).sum(1) * note.shape[-1]
-
-
-@lru_cache(maxsize=64)
-def _causal(count: int, before: int, slots: int, device: torch.device) -> Tensor:
-    """[1, 1, 1, T, S] the mask of `count` queries in a row after `before` slots; small ones come up again and again."""
-    return torch.ones(count, slots, dtype=torch.bool, device=device).tril(before)[None, None, None]
-
-
-@lru_cache(maxsize=64)
-def _counted(batch: int, heads: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[B, H, T] the positions of tokens taken in from the start, and [B] how many they are."""
-    places = torch.arange(count, device=device).expand(batch, heads, -1)
-    return places, torch.full((batch,), count, dtype=torch.long, device=device)
-
-
-@lru_cache(maxsize=64)
-def _hidden(count: int, before: int, slots: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[G * T, S] as `_causal`, in numbers to be added to scores: 0 and -inf."""
-    mask = torch.zeros(count, slots, dtype=dtype, device=device)
-    return mask.masked_fill(~_causal(count, before, slots, device)[0, 0, 0], float("-inf")).repeat(group, 1)
 
 
 def _stack_marks(caches: Sequence[LayerCache], lead: Sequence[int]) -> Marks:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .cache import LayerCache, pieces
+from .cache import LayerCache
 from .counters import Counters
 from .layer import Layer
+from .masks import pieces
 from .memory import Cell, Grants, State, Tokens
 
 

@@ -112,7 +112,8 @@ class Cell:
         span = cache.tokens * heads
         self.tally.add(HELD, documents, float(cache.slots * heads) if cache.uniform else cache.counts.sum(1))
         self.tally.add(SPAN, documents, span)
-        self.tally.add(BYTES, documents, cache.cost())
+        bare = self.policy.lossless  # then nothing need be noted
+        self.tally.add(BYTES, documents, cache.entries.cost(cache.counts) if bare else cache.cost())
         self.tally.add(DENSE_BYTES, documents, span * size)
 
     def count_read(self, documents: Sequence[int], cache: LayerCache, read: Tensor, reach: Tensor, queries: Tensor) -> None:

@@ -11,9 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from .budget import WHOLE, Budget
-from .cache import NOTHING, LayerCache, Marks, highest
+from .cache import NOTHING, LayerCache, Marks
 from .errors import UsageError, nearest
 from .layer import exact
+from .masks import highest as top
 
 Natural = Annotated[int, Field(ge=0)]  # the knobs' types: 0, 1, 2, ...
 Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
@@ -135,9 +136,6 @@ class Policy:
 
 
 # The words that masks are made of
-
-
-top = highest
 
 
 def first(cache: LayerCache, count: Tensor | int) -> Tensor:

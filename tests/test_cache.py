@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from evalkit import cache as module
+from evalkit import masks
 from evalkit.cache import EMPTY, LayerCache
 from evalkit.entries import Plain
 from evalkit.layer import Layer
@@ -199,14 +200,14 @@ def test_weights_are_a_softmax_over_what_is_seen(facts):
 @pytest.mark.parametrize("facts", FACTS, ids=lambda facts: "+".join(facts) or "plain")
 def test_attention_received_in_blocks_is_attention_received_at_once(facts, elements):
     cache, query = taken(8, batch=2, layer=layer(**facts)), drawn(2, HEADS, GROUP, 6, SIZE, seed=3)
-    with patch.object(module, "BLOCK_ELEMENTS", elements):
+    with patch.object(masks, "BLOCK_ELEMENTS", elements):
         received = cache.received(query)
     torch.testing.assert_close(received, cache.weights(query).sum(3), rtol=0, atol=1e-12)
 
 
 def test_blocks_of_queries_keep_to_the_limit_where_they_can():
     cache = taken(8, batch=2)
-    with patch.object(module, "BLOCK_ELEMENTS", 300):
+    with patch.object(masks, "BLOCK_ELEMENTS", 300):
         sizes = [stop - start for start, stop in cache.blocks(8, GROUP)]
     assert sizes == [3, 3, 2]
     assert max(sizes) * cache.positions.numel() * GROUP <= 300

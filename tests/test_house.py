@@ -17,7 +17,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # A module imports from rows above its own only.
 ROWS = (
-    ("evalkit", "errors", "trie", "entries", "shares", "hook", "build_hook", "model", "layer"),
+    ("evalkit", "errors", "trie", "entries", "shares", "hook", "build_hook", "model", "layer", "masks"),
     ("cache", "counters", "rooms", "fetch", "sampling", "store", "stats", "budget", "reading"),
     ("policy", "kernels", "data", "plan", "runs"),
     ("policies._codes", "memory", "spots"),

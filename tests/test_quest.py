@@ -121,6 +121,6 @@ def test_the_first_layers_are_dense_and_keep_no_bounds():
 
 def test_bounds_count_in_the_bytes_held():
     policy = build("quest", "10%")
-    held = replace(sequences(policy, Layer(index=2), random(1, HEADS, 40, SIZE, seed=4), [40]), allowance=torch.tensor([4]))
+    held = sequences(policy, Layer(index=2), random(1, HEADS, 40, SIZE, seed=4), [40])
     pages = 3
     assert int(held.cost()) == HEADS * (40 + pages) * 2 * SIZE * ELEMENT_BYTES

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evalkit import cache
+from evalkit import masks
 from evalkit.documents import Document
 from evalkit.errors import UsageError
 from evalkit.model import tiny as llama
@@ -174,7 +174,7 @@ def test_a_long_prompt_needs_no_tensor_of_its_length_squared(name, family):
     """Every tensor is linear in the prompt, but for blocks of a fixed size."""
     prompt = tuple(torch.randint(3, 128, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist())
     session = Engine(tiny.model(family, max_position_embeddings=4096)).open(build(name, "10%"))
-    with patch.object(cache, "BLOCK_ELEMENTS", BLOCK), Largest() as largest:
+    with patch.object(masks, "BLOCK_ELEMENTS", BLOCK), Largest() as largest:
         session.feed(prompt)
         session.feed(tokens(40))
     assert BLOCK / 2 < largest.elements <= LENGTH * 128 < LENGTH**2 / 4

@@ -1,0 +1,48 @@
+"""Masks, and what makes them: which slots score highest, what causal queries see, in how large blocks; knows no cache and no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+BLOCK_ELEMENTS = 1 << 20  # attention weights made at once: memory stays linear in the prompt
+
+
+def highest(scores: Tensor, count: Tensor | int, among: Tensor) -> Tensor:
+    """Return the `count` highest scores [..., S] among the mask `among`, as a mask; ties go to the earlier slot.
+
+    `count` is a number or a tensor that broadcasts to the scores' leading axes.
+    """
+    order = scores.masked_fill(~among, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+    ranks = torch.arange(scores.shape[-1], device=scores.device)
+    best = ranks < (count[..., None] if isinstance(count, Tensor) else count)
+    return torch.zeros_like(among).scatter(-1, order, best.expand_as(order)) & among
+
+
+def pieces(count: int, each: int) -> Iterator[tuple[int, int]]:
+    """Cut `count` queries, of which `each` makes so many weights, into blocks of at most BLOCK_ELEMENTS."""
+    size = max(1, BLOCK_ELEMENTS // max(1, each))
+    return ((start, min(start + size, count)) for start in range(0, count, size))
+
+
+@lru_cache(maxsize=64)
+def causal(count: int, before: int, slots: int, device: torch.device) -> Tensor:
+    """[1, 1, 1, T, S] the mask of `count` queries in a row after `before` slots; small ones come up again and again."""
+    return torch.ones(count, slots, dtype=torch.bool, device=device).tril(before)[None, None, None]
+
+
+@lru_cache(maxsize=64)
+def hidden(count: int, before: int, slots: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[G * T, S] as `causal`, in numbers to be added to scores: 0 and -inf."""
+    mask = torch.zeros(count, slots, dtype=dtype, device=device)
+    return mask.masked_fill(~causal(count, before, slots, device)[0, 0, 0], float("-inf")).repeat(group, 1)
+
+
+@lru_cache(maxsize=64)
+def counted(batch: int, heads: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[B, H, T] the positions of tokens taken in from the start, and [B] how many they are."""
+    places = torch.arange(count, device=device).expand(batch, heads, -1)
+    return places, torch.full((batch,), count, dtype=torch.long, device=device)
