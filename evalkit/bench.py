@@ -14,8 +14,8 @@ from typing import Any
 from . import data as local
 from .policies import build
 from .rooms import room
-from .table import SIX
 
+SIX = ("piqa", "hellaswag", "copa", "winogrande", "openbookqa", "boolq")
 HF_BATCHES = (1, 4, 8, 16, 32)
 ROW_TOKENS = (256, 512, 1024, 2048)
 TARGETS = {"hellaswag": 0.4, "openbookqa": 0.4, "piqa": 0.7, "copa": 0.7, "winogrande": 0.7, "boolq": 0.85}
@@ -23,7 +23,7 @@ TARGETS = {"hellaswag": 0.4, "openbookqa": 0.4, "piqa": 0.7, "copa": 0.7, "winog
 
 def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None) -> None:
     """Print, for each task, how far both sides' results are apart, their seconds, and the ratios: median and range over `repeats`."""
-    from .harness.cells import Recorded, Tasks
+    from .harness.tasks import Recorded, Tasks
 
     names = list(tasks or (SIX if data else [f"mini_{name}" for name in SIX]))
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None
 
 def _agree(task: Any, hf: Any, kv: Any, requests: list[Any]) -> None:
     """Print how far full's log-likelihoods are from hf's, how many greedy flags differ, and both accuracies."""
-    from .harness.cells import Recorded
+    from .harness.tasks import Recorded
 
     theirs = _hf(hf, requests, 8)
     for rows in (64, 1024):

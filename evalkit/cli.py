@@ -86,33 +86,41 @@ def check(policy: Annotated[str, typer.Argument(help="A policy's name, FILE.py o
 
 
 @app.command()
-def table(
-    tasks: Annotated[str, typer.Option(help="Tasks of lm-eval or of the mini suite, with commas.")],
-    policy: Annotated[str, typer.Option(help="Policies, with commas.")] = "full,h2o",
-    budget: Annotated[str, typer.Option(help="Budgets, with commas: shares (0.1, 10%) or tokens (256).")] = "0.1,0.2,0.5",
-    protocol: Annotated[str, typer.Option(help="prompt or stream.")] = "prompt",
-    limit: Annotated[int | None, typer.Option(help="Only the first so many documents of each task.", min=1)] = None,
-    num_fewshot: Annotated[int | None, typer.Option(help="Examples in front of each prompt.", min=0)] = None,
-    model_args: Annotated[str, typer.Option(help="What lm-eval's hf model takes, as name=value,...")] = "",
+def sweep(
+    plan: Annotated[str, typer.Argument(help="A plan: FILE.yaml, or the name of one that ships (paper, demo, all-policies ...).")],
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; runs/PLAN unless given. One that was begun is taken up.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(envvar="EVALKIT_DATA", help="A folder with DATA/<task>/<split>.jsonl files.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for table.md and table.json.")] = None,
+    limit: Annotated[int | None, typer.Option(help="A seeded random subset of so many documents of each task.", min=1)] = None,
+    jobs: Annotated[int, typer.Option(help="Worker processes, each with the model in memory.", min=1)] = 1,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster (auto, host:port); --jobs is its number of workers.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and score nothing but a few documents.")] = False,
 ) -> None:
-    """Print accuracy against budget, every cell from one pass over the prompts."""
-    from evalkit.table import Asked, make, markdown, save
+    """Score a plan's cells, resumably, in one pass over each prompt; print the report."""
+    from evalkit.sweep import prepared
 
-    if protocol not in ("prompt", "stream"):
-        raise UsageError(f"--protocol {protocol} is not allowed: give prompt or stream")
-    asked = Asked(tasks.split(","), policy.split(","), budget.split(","), protocol, limit, num_fewshot, model_args, data)
-    rows, provenance = make(asked)
-    print(markdown(rows))
-    if out:
-        save(out, rows, provenance)
+    job = prepared(plan, out, data, limit, jobs, ray)
+    if dry_run:
+        print("\n".join(job.estimate()))
+        return
+    job.run()
+    report(job.folder)
 
 
 @app.command()
-def demo(limit: Annotated[int, typer.Option(help="Items of each task.", min=1)] = 12) -> None:
-    """Print an accuracy-against-budget table of the mini suite on the default model."""
-    table("mini", "full,h2o,infinigen,streaming_llm,random", "0.1,0.5", limit=limit)
+def demo(
+    limit: Annotated[int | None, typer.Option(help="Items of each task.", min=1)] = None,
+    out: Annotated[Path, typer.Option(help="The run's folder; another run there is moved aside.")] = Path("runs/demo"),
+) -> None:
+    """Print accuracy against budget on the mini suite and the default model, and write the page that shows it."""
+    from evalkit.sweep import prepared
+
+    job = prepared("demo", out, None, limit)
+    job.run_anew()
+    report(out, html=out / "report.html")
 
 
 @app.command()

@@ -42,13 +42,13 @@ def compare(first: Run, second: Run, cell_a: str | None = None, cell_b: str | No
     A run's only model is matched with the other's only one, whatever their names. Raises UsageError where nothing matches, and where
     a document of the smaller run is not in the larger one with the same question and prompt.
     """
-    margin = first.store.manifest["plan"].get("margin", 1.0) / 100
+    margin = first.store.manifest["shown"]["margin"] / 100
     pairs = list(_pairs(first, second, cell_a or cell_b, cell_b or cell_a))
     rows = [row for side in dict.fromkeys(at for at, _, _ in pairs) for row in _side(first, second, pairs, side, margin)]
     if not rows:
         raise UsageError("the runs share no task that is whole in both: give runs of the same tasks, and finish them first")
     return Comparison(
-        titles=(first.store.manifest["plan"].get("title", ""), second.store.manifest["plan"].get("title", "")),
+        titles=(first.store.manifest["shown"]["title"], second.store.manifest["shown"]["title"]),
         runs=(first.store.digest, second.store.digest),
         margin=margin,
         incomplete={name: [str(pack) for pack in run.missing] for name, run in (("A", first), ("B", second))},
@@ -176,8 +176,7 @@ def _identity(manifest: Mapping[str, Any]) -> dict[str, str]:
     """What is told of a run, flat: without its title, its cells and packs, and what stands aside."""
     told = {name: value for name, value in manifest.items() if name not in {"cells", *ASIDE}}
     models = [{name: value for name, value in model.items() if name != "packs"} for model in manifest["models"]]
-    plan = {name: value for name, value in manifest["plan"].items() if name not in ("title", "reference", "margin")}
-    return flat({**told, "models": models, "plan": plan})
+    return flat({**told, "models": models})
 
 
 # In words

@@ -30,7 +30,14 @@ def refuse_idle(policy: Policy, documents: Sequence[Document], tally: Tensor) ->
             f"budget={policy.budget} is over every prompt (the longest has {longest} tokens before the one that waits), so {name} "
             "never acts: give fewer tokens or a share such as 0.1"
         )
-    able = sum(policy.acts_on(document.basis) for document in documents)
+    refuse_broken(policy, documents, tally)
+
+
+def refuse_broken(policy: Policy, documents: Sequence[Document], tally: Tensor) -> None:
+    """Raise UsageError when a policy did nothing on prompts that it says are long enough for it."""
+    if policy.budget.whole or policy.passive or bool(acted(tally).any()):
+        return
+    name, able = type(policy).__name__, sum(policy.acts_on(document.basis) for document in documents)
     if able:
         raise UsageError(
             f"{name} at budget={policy.budget} did nothing on {able} prompts long enough for it to act: its result would be the "

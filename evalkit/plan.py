@@ -32,7 +32,7 @@ FULL = "full"  # the policy that all others are compared with
 # Every field takes a side, by its dotted name. What can change a number belongs to a run's identity:
 DECISIVE = frozenset({
     "models.name", "models.args", "policies.name", "policies.knobs", "policies.budgets", "budgets", "protocols", "tasks",
-    "fewshot", "prefix", "limit", "seeds.subset", "seeds.fewshot", "overlength", "attn",
+    "fewshot", "prefix", "limit", "noise_floor", "seeds.subset", "seeds.fewshot", "overlength", "attn",
     # These change numbers by rounding only, yet a run that is taken up again must end with the same bytes.
     "row_tokens", "block_tokens", "shard",
 })  # fmt: skip
@@ -159,7 +159,9 @@ class Plan(Part):
 
     `fewshot` None leaves each task its own number of examples; `prefix` takes the first ones of the split for all documents, so that
     all prompts begin alike and the beginning is computed once. `limit` is a random subset of each task's documents, drawn by
-    `seeds.subset`. A record holds `shard` documents. `margin` is the loss that still counts as none, in percentage points.
+    `seeds.subset`. A record holds `shard` documents. `noise_floor` scores the
+    full cache a second time, in rows of another size: what differs then differs by rounding alone. `margin` is the loss that still
+    counts as none, in percentage points.
     """
 
     title: Line
@@ -180,6 +182,7 @@ class Plan(Part):
     row_tokens: Positive = 1024
     block_tokens: Positive = 4096
     shard: Positive = 32
+    noise_floor: bool = False
     margin: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0
     reference: Reference | None = None
 

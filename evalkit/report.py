@@ -43,8 +43,8 @@ def report(run: Run) -> Report:
 
     Raises UsageError where no task is whole yet, and where a model has no full cell under a protocol.
     """
-    manifest, plan = run.store.manifest, run.store.manifest["plan"]
-    margin = plan.get("margin", 1.0) / 100
+    manifest, shown = run.store.manifest, run.store.manifest["shown"]
+    margin = shown["margin"] / 100
     sides = dict.fromkeys((cell.model, cell.protocol) for cell in run.cells)
     groups = [found.as_dict() for side in sides if (found := _group(run, *side, margin))]
     if not groups:
@@ -53,23 +53,23 @@ def report(run: Run) -> Report:
             "give the command that started the run again, then this one"
         )
     return Report(
-        title=plan.get("title", ""),
+        title=shown["title"],
         provenance=_provenance(run),
         margin=margin,
-        reference=plan.get("reference"),
+        reference=shown["reference"],
         incomplete=[str(name) for name in run.missing],
         groups=groups,
-        aside={name: manifest.get(name) for name in sorted(ASIDE)} | {"seconds": run.seconds, "computed_tokens": run.tokens},
+        aside={name: manifest.get(name) for name in sorted(ASIDE - {"shown"})}
+        | {"seconds": run.seconds, "computed_tokens": run.tokens},
     )
 
 
 def _provenance(run: Run) -> Entry:
     """Where the numbers come from: the manifest without its lists of cells, tasks and packs, and without what stands aside."""
     manifest = run.store.manifest
-    plan = {name: value for name, value in manifest["plan"].items() if name not in ("title", "reference")}
     models = [{name: value for name, value in model.items() if name != "packs"} for model in manifest["models"]]
     told = {name: value for name, value in manifest.items() if name not in {"schema", "cells", "tasks", *ASIDE}}
-    return {"run": run.store.digest, **told, "models": models, "plan": plan}
+    return {"run": run.store.digest, **told, "models": models}
 
 
 # One model under one protocol
@@ -131,8 +131,8 @@ class _Group:
         return self.run.answers[cell.key, task.name]
 
     @cached_property
-    def _floors(self) -> dict[str, bool | None]:
-        return {cell["key"]: cell.get("floor") for cell in self.run.store.manifest["cells"]}
+    def _floors(self) -> dict[str, set[str]]:
+        return {cell["key"]: set(cell["floors"]) for cell in self.run.store.manifest["cells"]}
 
     def _column(self, task: Task, cells: Sequence[Cell]) -> list[Spot]:
         """All cells on one task."""
@@ -144,10 +144,10 @@ class _Group:
         base = None if cell.full else self._answers(self.full, task)
         answers = self._answers(cell, task)
         greyed = _idle(cell, answers)
-        weak = greyed or bool(self._floors[cell.key])
+        weak = greyed or task.name in self._floors[cell.key]
         found = spot(base, answers, clusters, whole=Budget.of(cell.budget).whole, weak=weak)
         found.entry.update({name: answers.costs[name] for name in SHARES}, greyed=greyed)
-        found.entry["reference"] = _published(self.run.store.manifest["plan"].get("reference"), cell, task)
+        found.entry["reference"] = _published(self.run.store.manifest["shown"]["reference"], cell, task)
         return found
 
     def _cell(self, cell: Cell, entries: Mapping[str, Entry]) -> Entry:
@@ -163,7 +163,7 @@ class _Group:
             **{name: _average([cost[name] for cost in costs]) for name in SHARES},
             "bytes_per_document": sum(cost["bytes"] for cost in costs) / max(1, sum(cost["documents"] for cost in costs)),
             "greyed": greyed,
-            "floor": self._floors[cell.key],
+            "floor": bool(self._floors[cell.key]),
             "seconds": sum(seconds) if seconds else None,
             "tasks": {task.name: entries[task.name] for task in self.tasks},
             "mean": {**entries[MEAN], "greyed": greyed},

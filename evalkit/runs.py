@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -98,13 +98,18 @@ class Run:
             for line in lines if (name.model, name.protocol, name.task) not in gaps else ():
                 parts.setdefault((line["cell"], name.task), []).append((head["documents"], line))
         answers = {at: _joined(packs) for at, packs in parts.items()}
-        cells = [Cell(**cell) for cell in store.manifest["cells"]]
-        tasks = [Task(**{**task, "metrics": tuple(task["metrics"])}) for task in store.manifest["tasks"]]
+        cells = [Cell(**_known(Cell, cell)) for cell in store.manifest["cells"]]
+        tasks = [Task(**_known(Task, {**task, "metrics": tuple(task["metrics"])})) for task in store.manifest["tasks"]]
         return cls(store, cells, tasks, answers, missing, seconds, tokens)
 
     def documents(self, task: str) -> list[dict[str, Any]]:
         """Return what a task's documents ask: doc_id, doc_hash, prompt_hash, cluster, contexts, choices, gold (or None)."""
         return self.store.documents(task)
+
+
+def _known(kind: type[Cell] | type[Task], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest tells that is asked for here."""
+    return {each.name: told[each.name] for each in fields(kind)}
 
 
 def _joined(packs: list[tuple[list[int], dict[str, Any]]]) -> Answers:

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from .errors import UsageError
 
 SCHEMA = 1  # of everything in the folder; another one is refused
-ASIDE = frozenset({"created", "machine"})  # what a manifest says beside the run's identity
+ASIDE = frozenset({"created", "machine", "command", "shown"})  # what a manifest says beside the run's identity
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class Store:
             write(folder / "run.json", json.dumps({"schema": SCHEMA, **manifest}, indent=1) + "\n")
         store = cls.open(folder)
         if differing := _differing(identity({"schema": SCHEMA, **manifest}), identity(store.manifest)):
-            raise UsageError(f"{folder} holds another run ({differing}): give another folder, or what that run was started with")
+            raise OtherRun(f"{folder} holds another run ({differing}): give another folder, or what that run was started with")
+        if manifest.get("shown") != store.manifest.get("shown"):  # another title or margin
+            store = cls(folder, {**store.manifest, "shown": manifest.get("shown")})
+            write(folder / "run.json", json.dumps(store.manifest, indent=1) + "\n")
         return store
 
     @classmethod
@@ -164,6 +167,10 @@ class Store:
 
 class Damaged(UsageError):
     """A pack that cannot be used."""
+
+
+class OtherRun(UsageError):
+    """A folder that holds another run than the one that is asked for."""
 
 
 @contextmanager

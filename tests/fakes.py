@@ -17,7 +17,7 @@ def manifest(policies=("full", "h2o", "random"), documents=96, pack=32, protocol
     """What a sweep would write at its start."""
     cells = [
         {"key": digest([model, protocol, policy, budget]), "model": model, "protocol": protocol, "policy": policy,
-         "budget": budget, "knobs": {}}
+         "budget": budget, "knobs": {}, "floors": []}
         for protocol in protocols for policy in policies for budget in (["100%"] if policy == "full" else BUDGETS)
     ]  # fmt: skip
     packs = {task: [list(range(start, min(start + pack, documents))) for start in range(0, documents, pack)] for task in CHOICES}
@@ -25,7 +25,8 @@ def manifest(policies=("full", "h2o", "random"), documents=96, pack=32, protocol
         "evalkit": "0.1.0",
         "created": "2026-01-01T00:00:00",
         "machine": {"system": "test"},
-        "plan": {"title": "A made-up run.", "protocols": list(protocols), "margin": 1.0, "reference": None},
+        "plan": {"protocols": list(protocols)},
+        "shown": {"title": "A made-up run.", "margin": 1.0, "reference": None},
         "models": [{"name": model, "digest": "0123456789abcdef", "dtype": "float32", "device": "cpu", "packs": packs}],
         "cells": cells,
         "tasks": [

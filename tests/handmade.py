@@ -40,11 +40,12 @@ def write_by_hand(
         "evalkit": "0.1.0",
         "created": "2026-01-01T00:00:00",
         "machine": {"system": "test"},
-        "plan": {"title": "By hand.", "protocols": [protocol], "margin": 1.0, "reference": None},
+        "plan": {"protocols": [protocol]},
+        "shown": {"title": "By hand.", "margin": 1.0, "reference": None},
         "models": [{"name": model, "digest": "0123456789abcdef", "dtype": "float32", "device": "cpu", "packs": packs}],
         "cells": [
             {"key": digest([model, label]), "model": model, "protocol": protocol, "policy": label.split("@")[0],
-             "budget": label.split("@")[1], "knobs": {}}
+             "budget": label.split("@")[1], "knobs": {}, "floors": []}
             for label in given
         ],
         "tasks": [

@@ -29,9 +29,10 @@ ROWS = (
     ("session",),
     ("trial", "harness.model"),
     ("contract",),
-    ("harness", "harness.cells"),
-    ("table", "doctor"),
-    ("bench",),
+    ("harness", "harness.tasks", "spread", "manifest"),
+    ("doctor", "harness.worker", "bench"),
+    ("harness.export",),
+    ("sweep",),
     ("cli",),
 )
 WHERE = {name: number for number, row in enumerate(ROWS) for name in row}

@@ -200,7 +200,7 @@ def test_a_task_on_which_the_policy_acted_is_not_greyed_with_another(tmp_path) -
 def test_a_cell_at_its_floor_is_never_ok_and_no_knee(tmp_path) -> None:
     write_by_hand(tmp_path, flips({"10%": 0, "50%": 0}))
     run = Run.load(tmp_path)
-    cells = [{**one, "floor": one["budget"] == "10%"} for one in run.store.manifest["cells"]]
+    cells = [{**one, "floors": ["piqa", "copa"] if one["budget"] == "10%" else []} for one in run.store.manifest["cells"]]
     found = report(replace(run, store=replace(run.store, manifest={**run.store.manifest, "cells": cells})))
     assert cell(found.as_dict(), "h2o@10%")["tasks"]["piqa"]["verdict"] == "inconclusive"
     assert knee(found.as_dict(), "h2o", "piqa")["budget"] == "50%"
@@ -233,8 +233,8 @@ def test_published_accuracies_stand_beside_ours_with_their_source(tmp_path) -> N
         {"model": None, "policy": "h2o", "budget": "50%", "task": "piqa", "accuracy": 71.5},
         {"model": "other", "policy": "full", "budget": "100%", "task": "copa", "accuracy": 80.0},
     ]
-    plan = {"title": "By hand.", "protocols": ["prompt"], "margin": 1.0, "reference": {"source": "A study", "rows": rows}}
-    found = told_of(tmp_path / "run", BY_HAND, plan=plan)
+    shown = {"title": "By hand.", "margin": 1.0, "reference": {"source": "A study", "rows": rows}}
+    found = told_of(tmp_path / "run", BY_HAND, shown=shown)
     assert cell(found, "h2o@50%")["tasks"]["piqa"]["reference"] == 0.715
     assert cell(found, "full@100%")["tasks"]["copa"]["reference"] is None
     text = told_text(tmp_path / "run", "md")

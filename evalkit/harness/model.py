@@ -157,15 +157,18 @@ class PolicyLM(HFLM):
 
     def encoded(self, number: int, request: Instance) -> Request:
         """Tokenise one request as lm-eval does."""
-        context, continuation = request.args
         where = f"{request.task_name} document {request.doc_id}"
+        return Request(number, request.task_name or "requests", *self.paired(*request.args), where)
+
+    def paired(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens of a context and of its continuation, as lm-eval parts them."""
         if context:
             prompt, answer = self._encode_pair(context, continuation)
         else:
             prompt, answer = [self.prefix_token_id], self.tok_encode(continuation, add_special_tokens=False)
             if answer[:1] == prompt:
                 prompt, answer = answer[:1], answer[1:]
-        return Request(number, request.task_name or "requests", tuple(prompt), tuple(answer), where)
+        return tuple(prompt), tuple(answer)
 
     def windows(self, text: str) -> list[tuple[list[int], list[int]]]:
         """Cut a text into windows of context and continuation, as lm-eval does."""
