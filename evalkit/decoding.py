@@ -17,7 +17,7 @@ from .cache import LayerCache
 from .counters import Counters
 from .layer import Layer
 from .masks import pieces
-from .memory import Cell, Grants, State, Tokens
+from .memory import Cell, Grants, Places, State, Tokens
 
 
 @dataclass
@@ -36,13 +36,16 @@ class Gulp:
     paths: Tensor  # [B, T] how many answers run through the token
     known: dict[object, Tensor] = field(default_factory=dict)  # what is the same in every layer where all caches are uniform
 
+    def __post_init__(self) -> None:
+        self.places = Places(self.index)
+
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Attend from all tokens of all trees at once."""
         cache = gathered(self.sources, tokens.layer)
         mask = self.uniform(cache, "mask", self.mask)
-        held, new = self.cell.entries(cache), tokens.entries(self.index)
+        held, new = self.cell.entries(cache), tokens.entries(self.places)
         keys, values = (torch.cat([old, more], dim=2) for old, more in zip(held, new, strict=True))
-        query = tokens.queries(self.index)
+        query = tokens.queries(self.places)
         chosen = None
         if self.cell.policy.overrides("read"):
             with counters.phase("policy"):
@@ -51,7 +54,7 @@ class Gulp:
         with counters.phase("attention"):
             part = lambda start, stop: allowed[:, :, :, start:stop]  # noqa: E731
             blocks = pieces(self.index.shape[1], query[:, :, :, 0, 0].numel() * mask.shape[-1])
-            tokens.put(self.index, kernels.masked(tokens.layer, query, keys, values, part, blocks, tokens.kernel))
+            tokens.put(self.places, kernels.masked(tokens.layer, query, keys, values, part, blocks, tokens.kernel))
         if self.cell.tally is not None:
             count = self.totals if chosen is None else partial(self.totals, allowed=allowed)
             totals = self.uniform(cache, "totals", count) if chosen is None else count(cache)
@@ -79,9 +82,9 @@ class Gulp:
     def chosen(self, cache: LayerCache, tokens: Tokens, query: Tensor, mask: Tensor) -> Tensor | None:
         """[B, H, 1 or G, T, S + T] what each token chooses to read, itself always among it; None for all."""
         policy = self.cell.policy
-        grown = policy.observe(cache.append(*tokens.entries(self.index), decoding=True), query)
+        grown = policy.observe(cache.append(*tokens.entries(self.places), decoding=True), query)
         own = torch.nn.functional.pad(torch.eye(query.shape[3], dtype=torch.bool, device=mask.device), (cache.slots, 0))
-        read = policy.read(replace(grown, guess=tokens.guesses(self.index), choices=mask & ~own), query)
+        read = policy.read(replace(grown, guess=tokens.guesses(self.places), choices=mask & ~own), query)
         return None if read is None else read | own
 
     def totals(self, cache: LayerCache, allowed: Tensor | None = None) -> Tensor:
@@ -118,13 +121,16 @@ class Wave:
     paths: Tensor | None = None  # [B, T] how many answers run through the token; None for prompts
     state: State = field(default_factory=State)
 
+    def __post_init__(self) -> None:
+        self.places = Places(self.index)
+
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Run the recurrence: read, attend, observe, write and evict, token by token."""
         start, steps = self.begin(tokens), self.index.shape[1]
         query, guess, (keys, values) = (
-            tokens.queries(self.index),
-            tokens.guesses(self.index),
-            tokens.entries(self.index),
+            tokens.queries(self.places),
+            tokens.guesses(self.places),
+            tokens.entries(self.places),
         )
         outputs = torch.empty_like(query)
         cache, active = start, 0

@@ -84,7 +84,7 @@ def mixed(weights: Tensor, values: Tensor) -> Tensor:
 def folded(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Attend by SDPA with the query group folded into the query axis."""
     batch, heads, group, count, size = query.shape
-    mask = mask.expand(-1, -1, group, -1, -1).flatten(2, 3)
+    mask = mask[:, :, 0] if mask.shape[2] == 1 == group else mask.expand(-1, -1, group, -1, -1).flatten(2, 3)
     output = scaled_dot_product_attention(query.reshape(batch, heads, group * count, size), keys, values, mask, scale=layer.scaling)
     return output.view(batch, heads, group, count, -1)
 

@@ -24,6 +24,29 @@ from .policy import Budget, Policy
 from .shares import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN
 
 
+class Places:
+    """Which of the row's tokens [B, T] a job is about. Those that lie in one piece are looked at where they are, not copied."""
+
+    def __init__(self, index: Tensor) -> None:
+        self.index = index
+        places = index.flatten().tolist()
+        self.start = places[0] if places and places == list(range(places[0], places[0] + len(places))) else None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return their rows of `tensor` [N, ...], as [B, T, ...]."""
+        shape = (*self.index.shape, *tensor.shape[1:])
+        if self.start is None:
+            return tensor.index_select(0, self.index.flatten()).view(shape)
+        return tensor.narrow(0, self.start, self.index.numel()).unflatten(0, self.index.shape)
+
+    def set(self, tensor: Tensor, rows: Tensor) -> None:
+        """Set their rows of `tensor` [N, ...] to `rows` [B, T, ...]."""
+        if self.start is None:
+            tensor.index_copy_(0, self.index.flatten(), rows.flatten(0, 1))
+        else:
+            self.of(tensor).copy_(rows)
+
+
 @dataclass
 class Tokens:
     """What one layer made of the row's tokens, and where their outputs go."""
@@ -36,26 +59,21 @@ class Tokens:
     output: Tensor  # [N, H, G, D]
     kernel: Kernel
 
-    def queries(self, index: Tensor) -> Tensor:
-        """[B, H, G, T, D] the queries of the tokens at `index` [B, T]."""
-        return _picked(self.query, index).permute(0, 2, 3, 1, 4)
+    def queries(self, places: Places) -> Tensor:
+        """[B, H, G, T, D] the queries of the tokens at `places` [B, T]."""
+        return places.of(self.query).permute(0, 2, 3, 1, 4)
 
-    def guesses(self, index: Tensor) -> Tensor | None:
+    def guesses(self, places: Places) -> Tensor | None:
         """As `queries`, for the guessed ones."""
-        return None if self.guess is None else _picked(self.guess, index).permute(0, 2, 3, 1, 4)
+        return None if self.guess is None else places.of(self.guess).permute(0, 2, 3, 1, 4)
 
-    def entries(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values [B, H, T, D] of the tokens at `index` [B, T]."""
-        return _picked(self.keys, index).transpose(1, 2), _picked(self.values, index).transpose(1, 2)
+    def entries(self, places: Places) -> tuple[Tensor, Tensor]:
+        """The keys and values [B, H, T, D] of the tokens at `places` [B, T]."""
+        return places.of(self.keys).transpose(1, 2), places.of(self.values).transpose(1, 2)
 
-    def put(self, index: Tensor, output: Tensor) -> None:
-        """Set the outputs of the tokens at `index` [B, T] to `output` [B, H, G, T, D]."""
-        self.output.index_copy_(0, index.flatten(), output.permute(0, 3, 1, 2, 4).flatten(0, 1))
-
-
-def _picked(tensor: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [B, T] of `tensor` [N, ...], as [B, T, ...]."""
-    return tensor.index_select(0, index.flatten()).view(*index.shape, *tensor.shape[1:])
+    def put(self, places: Places, output: Tensor) -> None:
+        """Set the outputs of the tokens at `places` [B, T] to `output` [B, H, G, T, D]."""
+        places.set(self.output, output.permute(0, 3, 1, 2, 4))
 
 
 @dataclass
@@ -109,6 +127,11 @@ class Cell:
         if self.tally is None:
             return
         heads, size = cache.positions.shape[1], cache.entries.size * ELEMENT_BYTES
+        if self.policy.passive and cache.uniform:  # all there is, of one length: no tensor need be made
+            entries = float(cache.slots * heads)
+            for what, counted in ((HELD, entries), (SPAN, entries), (BYTES, entries * size), (DENSE_BYTES, entries * size)):
+                self.tally.add(what, documents, counted)
+            return
         span = cache.tokens * heads
         self.tally.add(HELD, documents, float(cache.slots * heads) if cache.uniform else cache.counts.sum(1))
         self.tally.add(SPAN, documents, span)
@@ -162,19 +185,22 @@ class Block:
     before: State | None = None  # what the sequences held until now
     complete: bool = True  # whether the prompt or message ends here
 
+    def __post_init__(self) -> None:
+        self.places = Places(self.index)
+        self.last = Places(self.index[:, self.index.shape[1] - self.own :])  # the tokens to attend for
+
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Attend, then let each branch's policy act."""
         layer = tokens.layer
-        keys, values = tokens.entries(self.index)
+        keys, values = tokens.entries(self.places)
         if self.before is None:
             cache = LayerCache.begun(layer, keys, values, complete=self.complete)
         else:  # each branch has its own marks and notes
             held = replace(self.before.caches[layer.index], marks=NOTHING, notes=NOTHING)
             cache = held.append(keys, values, complete=self.complete)
-        own = self.index[:, self.index.shape[1] - self.own :]
         if self.own and not self.attends_packed(tokens):  # a prompt of one token takes in nothing: its only token waits
             with counters.phase("attention"):
-                tokens.put(own, self.attention(cache, tokens.queries(own), tokens.kernel))
+                tokens.put(self.last, self.attention(cache, tokens.queries(self.last), tokens.kernel))
         with counters.phase("policy"):
             self.act(cache, tokens)
 
@@ -197,7 +223,7 @@ class Block:
         """Let every branch observe (once for all that agree), write and evict."""
         observed: dict[Policy, LayerCache] = {}
         asked = any(not branch.cell.policy.passive for branch in self.branches)
-        query = tokens.queries(self.index) if asked else None
+        query = tokens.queries(self.places) if asked else None
         for branch in self.branches:
             policy, mine = branch.cell.policy, branch.cell.entitled(cache, branch.grants)
             if query is not None and not policy.passive and self.index.shape[1]:
@@ -271,9 +297,11 @@ def states(job: Job) -> list[State]:
     return [job.state] if hasattr(job, "state") else [branch.state for branch in getattr(job, "branches", ())]
 
 
-def move(job: Job, device: torch.device) -> None:
+def move(job: object, device: torch.device) -> None:
     """Bring a job's index tensors to the device its layer lives on (models spread over several)."""
     for holder in (job, *getattr(job, "branches", ())):
         for name, value in vars(holder).items():
             if isinstance(value, Tensor) and value.device != device:
                 setattr(holder, name, value.to(device))
+            elif isinstance(value, Places):
+                move(value, device)

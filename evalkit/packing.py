@@ -63,20 +63,27 @@ class Packing:
     def prompts(self, work: Sequence[Sequence[Asked]]) -> Branches:
         """Take in each document's prompt once for all cells it is asked under; return the cells' branches."""
         root = grow([asked[0].document.taken for asked in work], LEAST_SHARED)
-        groups: dict[tuple[object, ...], list[tuple[list[int], list[Sequence[Asked]]]]] = defaultdict(list)
-        paths: dict[int, list[int]] = {}
-        for node, above in _with_parents(root):
-            path = [*(paths[id(above)] if above else ()), *self.place(node.tokens, node.depth)]
-            paths[id(node)] = path
-            here = [work[i] for i in node.ends]
+        groups: dict[tuple[object, ...], list[tuple[Node, list[Sequence[Asked]]]]] = defaultdict(list)
+        above: dict[int, Node | None] = {}
+        for node, parent in _with_parents(root):
+            above[id(node)], here = parent, [work[i] for i in node.ends]
             if node.tokens or here:
                 cells = tuple(tuple(id(one.cell) for one in asked) for asked in here)
-                groups[len(path), len(node.tokens), cells].append((path, here))
-        return [branch for (length, own, _), same in groups.items() for branch in self.block(same, int(length), int(own))]  # type: ignore[call-overload]
+                groups[node.depth, len(node.tokens), cells].append((node, here))
+        # Blocks of equal shape lie in one piece in the row.
+        own = {id(node): self.place(node.tokens, node.depth) for same in groups.values() for node, _ in same}
 
-    def block(self, same: Sequence[tuple[list[int], list[Sequence[Asked]]]], length: int, own: int) -> Branches:
-        """Take in prompts of equal shape side by side."""
-        index = torch.tensor([path for path, _ in same], dtype=torch.long).view(len(same), length)
+        def path(node: Node | None) -> list[int]:
+            return [] if node is None else [*path(above[id(node)]), *own.get(id(node), ())]
+
+        found: Branches = []
+        for (_, length, _), same in groups.items():
+            found += self.block([(path(node), here) for node, here in same], int(length))  # type: ignore[call-overload]
+        return found
+
+    def block(self, same: Sequence[tuple[list[int], list[Sequence[Asked]]]], own: int) -> Branches:
+        """Take in prompts of equal shape side by side, each by its path in the row, of which it attends for the last `own` tokens."""
+        index = torch.tensor([path for path, _ in same], dtype=torch.long).view(len(same), len(same[0][0]))
         branches: Branches = []
         for turn, asked in enumerate(same[0][1]):  # documents with one and the same prompt are branches of one block
             for place in range(len(asked)):

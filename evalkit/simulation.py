@@ -11,7 +11,7 @@ from torch import Tensor
 from . import kernels
 from .cache import LayerCache
 from .counters import Counters
-from .memory import Cell, Grants, State, Tokens
+from .memory import Cell, Grants, Places, State, Tokens
 
 
 @dataclass
@@ -25,11 +25,14 @@ class Simulated:
     answers: Tensor  # [B, T] whether the token's prediction is scored
     state: State = field(default_factory=State)
 
+    def __post_init__(self) -> None:
+        self.places = Places(self.index)
+
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Attend under the policy's mask."""
-        keys, values = tokens.entries(self.index)
+        keys, values = tokens.entries(self.places)
         cache = self.cell.entitled(LayerCache.empty(tokens.layer, keys, len(self.index)).append(keys, values), self.grants)
-        query, count = tokens.queries(self.index), self.index.shape[1]
+        query, count = tokens.queries(self.places), self.index.shape[1]
         with counters.phase("policy"):
             read = self.cell.policy.within(cache, query)
         visible = cache.visible(count)
@@ -37,7 +40,7 @@ class Simulated:
         with counters.phase("attention"):
             mask = lambda start, stop: allowed[:, :, :, start:stop]  # noqa: E731
             blocks = cache.blocks(count, query.shape[2])
-            tokens.put(self.index, kernels.masked(tokens.layer, query, keys, values, mask, blocks, tokens.kernel))
+            tokens.put(self.places, kernels.masked(tokens.layer, query, keys, values, mask, blocks, tokens.kernel))
         self.cell.count_held(self.documents, cache)
         self.count(cache, allowed, visible)
 
