@@ -1,4 +1,4 @@
-# make setup · test · check · demo · bench; needs only python3 with venv and pip (another one: make PYTHON=python3.12 ...).
+# make setup · test · check · browser · demo · bench; needs only python3 with venv and pip (another one: make PYTHON=python3.12 ...).
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 POLICIES := $(sort $(notdir $(wildcard evalkit/policies/[!_]*.py)))
 
-.PHONY: setup test check demo bench
+.PHONY: setup test check browser demo bench
 
 setup: $(STAMP)
 	@echo "== ready: $(BIN)/evalkit"
@@ -32,6 +32,10 @@ check: setup
 test: check
 	@echo "== tests, one thread each on every core"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile
+
+browser: setup
+	@echo "== the report's page in Chromium (Debian: apt-get install chromium chromium-driver)"
+	$(BIN)/python -m pytest -q -rs tests/browser
 
 demo: setup
 	@echo "== the demo's model"

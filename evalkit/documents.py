@@ -38,6 +38,14 @@ class Document:
         return grow([(self.prompt[-1], *answer[:-1]) for answer in self.answers]).children[0]
 
 
+def shared(documents: Sequence[Document]) -> int:
+    """How many tokens several prompts have in common at their beginnings, the waiting ones left out; 0 for a single one."""
+    if len(documents) < 2:
+        return 0
+    least, most = min((d.taken for d in documents), default=()), max((d.taken for d in documents), default=())
+    return next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))
+
+
 @dataclass(frozen=True)
 class Asked:
     """A document's answers to be scored under one cell."""

@@ -14,7 +14,7 @@ from .attention import PreTrainedModel
 from .calibration import prepared, projections, text
 from .counters import Counters, Tally
 from .errors import UsageError
-from .memory import Block, Branch, Cell, Row, State
+from .memory import Begun, Block, Branch, Cell, Row, State
 from .packing import Packing
 from .policy import Policy
 
@@ -30,6 +30,7 @@ class Runner:
     row_documents: int | None = None  # at most so many documents share a row
     calibration: Callable[[], Sequence[int]] | None = None  # tokens of the text that policies prepare on
     counters: Counters = field(default_factory=Counters)
+    _begun: Begun | None = field(default=None, repr=False)
     _prepared: dict[Policy, Sequence[Mapping[str, Tensor]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +85,15 @@ class Runner:
                 packing.positions,
                 wanted,
             )
+
+    def begin(self, tokens: tuple[int, ...], cells: Sequence[Cell]) -> Begun:
+        """Take in what all prompts begin with, unless it was taken in last."""
+        statistics = {cell.policy.statistic(): cell for cell in cells}
+        if self._begun is None or self._begun.tokens != tokens or not statistics.keys() <= self._begun.states.keys():
+            branches = [Branch(cell, None, [], State(lasting=True)) for cell in statistics.values()]
+            self.take_in(tokens, 0, branches, None, complete=False)
+            self._begun = Begun(tokens, {what: branch.state for what, branch in zip(statistics, branches, strict=True)})
+        return self._begun
 
     def take_in(
         self, tokens: Sequence[int], start: int, branches: list[Branch], before: State | None, complete: bool = True

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .harness.worker import Encoded, Ready
 
 PACKAGES = ("torch", "transformers", "lm_eval")
+IN_TOKENS = frozenset({"name", "packs", "truncated", "skipped"})  # what a manifest says of a model beside the worker's description
 OTHER_ROWS = 4  # the noise floor's rows are so many times shorter
 
 
@@ -44,22 +45,36 @@ def manifest(
     tasks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return a run's manifest: `models` with what their workers say of them and the tasks' documents in their tokens."""
-    versions = {"evalkit": __version__, **{name: version(name) for name in PACKAGES}}
     return {
         "plan": plan.identity(),
-        "shown": {
-            "title": plan.title,
-            "margin": plan.margin,
-            "reference": plan.reference and plan.reference.model_dump(mode="json"),
-        },
+        "shown": shown(plan),
         "models": [_model(plan, *model) for model in models],
         "tasks": list(tasks),
-        "cells": [cell for model in models for cell in _cells(plan, *model, tasks, versions)],
-        "versions": versions,
+        "cells": [cell for model in models for cell in _cells(plan, *model, tasks)],
+        "versions": _versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"system": platform.system(), "processor": platform.machine(), "python": platform.python_version()},
         "command": " ".join(["evalkit", *sys.argv[1:]]),
     }
+
+
+def shown(plan: Plan) -> dict[str, Any]:
+    """Return what tables show of a plan beside its numbers; it may change after the run."""
+    reference = plan.reference and plan.reference.model_dump(mode="json")
+    return {"title": plan.title, "margin": plan.margin, "reference": reference}
+
+
+def agrees(written: Mapping[str, Any], plan: Plan, tasks: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a manifest is the one that a plan would get now, by all that can be told without loading its models."""
+    if (written["plan"], written["tasks"]) != (plan.identity(), list(tasks)):
+        return False
+    described = [{name: value for name, value in model.items() if name not in IN_TOKENS} for model in written["models"]]
+    cells = [cell for choice, model in zip(plan.models, described, strict=True) for cell in _cells(plan, choice, model, {}, tasks)]
+    return [cell["key"] for cell in cells] == [cell["key"] for cell in written["cells"]]
+
+
+def _versions() -> dict[str, str]:
+    return {"evalkit": __version__, **{name: version(name) for name in PACKAGES}}
 
 
 def _model(plan: Plan, choice: ModelChoice, described: Mapping[str, Any], encoded: Mapping[str, Encoded]) -> dict[str, Any]:
@@ -80,12 +95,11 @@ def _cells(
     described: Mapping[str, Any],
     encoded: Mapping[str, Encoded],
     tasks: Sequence[Mapping[str, Any]],
-    versions: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """One model's cells; each key is a digest of all that can change one of its numbers."""
     shared = {"plan": {**plan.identity(), "policies": None, "budgets": None, "protocols": None, "tasks": None, "models": None}}
     shared |= {"model": dict(described), "args": choice.args, "tasks": {task["name"]: task["digest"] for task in tasks}}
-    asked = policies(plan)
+    versions, asked = _versions(), policies(plan)
     cells = []
     for protocol in plan.protocols:
         for name, policy in asked:

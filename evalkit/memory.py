@@ -153,6 +153,18 @@ class Cell:
             self.tally.add(FETCHED_BYTES, documents, fetched * cache.entries.size * ELEMENT_BYTES)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What all prompts begin with, taken in once: under each policy, less its budget, what it has observed so far."""
+
+    tokens: tuple[int, ...]
+    states: dict[Policy, State]
+
+    def state(self, policy: Policy) -> State:
+        """Return a state to go on from under `policy`."""
+        return State(dict(self.states[policy.statistic()].caches))
+
+
 class Job(Protocol):
     """Some of the row's tokens and how they attend."""
 

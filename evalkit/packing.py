@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .decoding import Gulp, Wave
 from .documents import Asked, Readout
-from .memory import Block, Branch, Cell, Grants, Job, State
+from .memory import Begun, Block, Branch, Cell, Grants, Job, State
 from .policy import Policy
 from .simulation import Simulated
 from .trie import Node, grow
@@ -91,6 +91,17 @@ class Packing:
                 branches.append((_branch(here), here))
         self.jobs.append(Block(index, own, [branch for branch, _ in branches]))
         return branches
+
+    def continued(self, work: Sequence[Sequence[Asked]], begun: Begun) -> Branches:
+        """Take in each document's prompt from where a common beginning ends."""
+        found: Branches = []
+        for asked in work:
+            rest = asked[0].document.taken[len(begun.tokens) :]
+            index = torch.tensor([self.place(rest, len(begun.tokens))])
+            branches = [Branch(one.cell, _grants([one]), [one.number], begun.state(one.cell.policy)) for one in asked]
+            self.jobs.append(Block(index, len(rest), branches, before=begun.state(asked[0].cell.policy)))
+            found += [(branch, [one]) for branch, one in zip(branches, asked, strict=True)]
+        return found
 
     def streams(self, asked: Sequence[Asked]) -> Branches:
         """Take in each document's prompt token by token under the policy of the cells asked under, which differ in budgets alone."""

@@ -18,6 +18,7 @@ from .packing import Branches, Packing, kin
 from .policy import Budget, Policy
 from .shares import QUANTITIES
 
+LEAST_PREFIX = 128  # tokens: a shorter beginning is as soon computed in every row
 MANY = 4  # with many cells rows grow up to so many times: what steps token by token then steps together
 
 
@@ -46,8 +47,11 @@ class Scoring:
     documents: Sequence[Document]
     cells: Sequence[Cell]
     protocol: str
+    prefix: int = 0  # tokens that all prompts begin with, to be taken in once
 
     def __post_init__(self) -> None:
+        looked_at = max((cell.policy.observed for cell in self.cells), default=0)  # together, so in the document's own part
+        self.prefix = self.prefix - looked_at if self.prefix - looked_at >= LEAST_PREFIX else 0
         self.work: list[list[Asked]] = []
         self.where: list[list[Asked]] = []  # for every document and cell, under which equal cell it is scored
         slots = 0
@@ -88,7 +92,7 @@ class Scoring:
         tree = sum(len(node.tokens) for node in asked[0].document.tree().walk())
         prompt = len(asked[0].document.taken)
         apart = sum(self.apart(one.cell.policy) for one in asked)
-        return len(asked) * tree + (apart + (apart < len(asked))) * prompt
+        return len(asked) * tree + apart * prompt + (apart < len(asked)) * (prompt - self.prefix)
 
     def rows(self) -> list[list[list[Asked]]]:
         """Part the documents into rows: those that share a beginning together, long ones first."""
@@ -127,11 +131,17 @@ class Scoring:
             for one in asked:
                 if self.streams(one.cell.policy):
                     streamed[kin(one.cell.policy)].append(one)
-            if len(asked[0].document.taken) > self.engine.block_tokens and inside and not rotating:
+            if len(asked[0].document.taken) - self.prefix > self.engine.block_tokens and inside and not rotating:
                 branches += self.taken_before(inside)
             elif inside:
                 whole.append(inside)
-        branches += packing.prompts(whole) if whole else []
+        if whole and self.prefix and not rotating:
+            tokens = whole[0][0].document.taken[: self.prefix]
+            branches += packing.continued(
+                whole, self.engine.begin(tokens, [cell for cell in self.cells if not self.apart(cell.policy)])
+            )
+        elif whole:
+            branches += packing.prompts(whole)
         packing.answers(branches)
         for same in streamed.values():
             packing.answers(packing.streams(same), stream=True)

@@ -12,7 +12,7 @@ from . import attention
 from .cache import LayerCache
 from .counters import Tally
 from .decoding import Wave
-from .documents import Document
+from .documents import Document, shared
 from .engine import Runner
 from .errors import UsageError
 from .memory import Branch, Cell, Grants, State
@@ -33,13 +33,17 @@ class Engine(Runner):
         policies: Sequence[Policy],
         protocol: str = "prompt",
         progress: Progress | None = None,
+        prefix: int | None = None,
     ) -> list[CellScores]:
-        """Score every document's answers under every policy; prompts are taken in once for all policies that allow it."""
+        """Score every document's answers under every policy; prompts are taken in once for all policies that allow it.
+
+        `prefix` is how many tokens all prompts begin with, of these documents and of those scored before and after; None: these.
+        """
         for policy in policies:
             policy.check(protocol)
         tally = Tally(len(policies) * len(documents), self.device)
         cells = [self.cell(policy, tally) for policy in policies]
-        scoring = Scoring(self, documents, cells, protocol)
+        scoring = Scoring(self, documents, cells, protocol, shared(documents) if prefix is None else prefix)
         for batch in scoring.rows():
             scoring.run(batch)
             if progress:

@@ -1,10 +1,12 @@
 """Who scores a sweep's packs: this process, several on this machine, or a Ray cluster; knows neither models nor packs.
 
-A scorer is made by a callable that can be sent to where it works; it is made once there, as it holds a model.
+A scorer is made by a callable that can be sent to where it works; it is made once there, as it holds a model, and when it is first
+asked, so that what it refuses comes back to who asked.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections import deque
@@ -12,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from threading import Thread
 from typing import Any, Protocol, TypeVar
 
 from .errors import UsageError
@@ -90,17 +94,25 @@ def processes(count: int) -> Crews:
     return crew
 
 
-_scorer: Any = None  # of a worker process
+_scorer: Make  # of a worker process
 
 
 def _start(make: Make, threads: int) -> None:
     global _scorer
     _limit(threads)
-    _scorer = make()
+    Thread(target=_end_with_parent, daemon=True).start()
+    _scorer = cache(make)
+
+
+def _end_with_parent() -> None:
+    """A sweep that is killed outright cannot end its workers, which would keep their models in memory."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def _call(method: str, *given: Any) -> Any:
-    return getattr(_scorer, method)(*given)
+    return getattr(_scorer(), method)(*given)
 
 
 def _limit(threads: int) -> None:
@@ -115,10 +127,10 @@ class Hand:
 
     def __init__(self, make: Make, threads: int) -> None:
         _limit(threads)
-        self.scorer = make()
+        self.scorer = cache(make)
 
     def call(self, method: str, *given: Any) -> Any:
-        return getattr(self.scorer, method)(*given)
+        return getattr(self.scorer(), method)(*given)
 
 
 @dataclass
@@ -131,10 +143,17 @@ class Cluster:
     def call(self, method: str, *given: Any) -> Any:
         while self.hands:
             try:
-                return self.ray.get(self.hands[0].call.remote(method, *given))
-            except self.ray.exceptions.RayActorError:
+                return self.got(self.hands[0].call.remote(method, *given))
+            except self.ray.exceptions.RayError:
                 self.hands.pop(0)
         raise UsageError(LOST)
+
+    def got(self, reference: Any) -> Any:
+        """Return what a worker answered. Raises what the scorer raised there, and Ray's own errors where the worker was lost."""
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from None
 
     def scored(self, packs: Sequence[tuple[Key, Any]]) -> Iterator[tuple[Key, Any]]:
         left, busy, free = deque(packs), dict[Any, tuple[Any, tuple[Key, Any]]](), list(self.hands)
@@ -147,8 +166,8 @@ class Cluster:
             (done, *_), _ = self.ray.wait(list(busy))
             hand, task = busy.pop(done)
             try:
-                result = self.ray.get(done)
-            except self.ray.exceptions.RayActorError:
+                result = self.got(done)
+            except self.ray.exceptions.RayError:
                 self.hands.remove(hand)
                 left.appendleft(task)
                 continue
@@ -184,10 +203,11 @@ def cluster(address: str, count: int | None) -> Crews:
 
 def _hands(ray: Any, make: Make, count: int | None) -> list[Any]:
     """Start the workers, spread over the nodes."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    gpus = int(sum(node.get("GPU", 0) for node in nodes))
-    number = count or gpus or len(nodes)
-    cores = int(sum(node.get("CPU", 0) for node in nodes))
-    threads = max(1, cores // number)
-    actor = ray.remote(num_cpus=threads, num_gpus=1 if gpus else 0, scheduling_strategy="SPREAD")(Hand)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    cores, gpus = ([int(node.get(kind, 0)) for node in nodes] for kind in ("CPU", "GPU"))
+    number = count or sum(gpus) or len(nodes)
+    if max(1, number) > (places := sum(gpus) or sum(cores)):
+        raise UsageError(f"--jobs {number} is more than the cluster's {places} {'GPUs' if sum(gpus) else 'cores'}: give fewer")
+    threads = max(1, min(cores) // math.ceil(number / len(nodes)))
+    actor = ray.remote(num_cpus=threads, num_gpus=1 if sum(gpus) else 0, scheduling_strategy="SPREAD")(Hand)
     return [actor.remote(make, threads) for _ in range(number)]

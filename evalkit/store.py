@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Store:
     def create(cls, folder: Path, manifest: Mapping[str, Any]) -> Store:
         """Begin a run in `folder`, or take up the one that is there. Raises UsageError where that one is another run."""
         if not (folder / "run.json").exists():
-            if folder.is_dir() and any(item.name != ".lock" for item in folder.iterdir()):
+            if folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):  # .lock, unfinished files
                 raise UsageError(f"{folder} holds other files and no run.json: give an empty or a new folder")
             write(folder / "run.json", json.dumps({"schema": SCHEMA, **manifest}, indent=1) + "\n")
         store = cls.open(folder)
@@ -122,19 +122,19 @@ class Store:
     def read(self, name: PackName) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return a pack's header and cells. Raises UsageError for one that is cut short, changed, or of another run."""
         path = name.path(self.folder)
+        mend = "run the sweep again, which sets it aside and scores its documents anew"
         try:
-            text = path.read_text("utf-8")
-            body, end = text[: text.rstrip("\n").rfind("\n") + 1], json.loads(text.rstrip("\n").rsplit("\n", 1)[-1])
-            whole = isinstance(end, dict) and end.get("sha256") == _sha(body)
-        except (ValueError, UnicodeDecodeError):
+            body, closing = _parted(path.read_text("utf-8"))
+            whole = json.loads(closing)["sha256"] == _sha(body)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError):  # cut short, or no text of ours
             whole = False
         if not whole:
-            raise Damaged(
-                f"{path} is cut short or was changed: run the sweep again, which sets it aside and scores its documents anew"
-            )
+            raise Damaged(f"{path} is cut short or was changed: {mend}")
         head, *cells = (json.loads(line) for line in body.split("\n") if line)
         if head["run"] != self.digest or head["pack"] != str(name):
-            raise Damaged(f"{path} belongs to another run ({head['pack']} of {head['run']}): move it away, and run the sweep again")
+            raise Damaged(f"{path} belongs to another run ({head['pack']} of {head['run']}): {mend}")
         return head, cells
 
     def set_aside(self, name: PackName) -> Path:
@@ -151,10 +151,11 @@ class Store:
     # Documents
 
     def write_documents(self, task: str, documents: Sequence[Mapping[str, Any]]) -> None:
-        """Record what a task's documents ask, once."""
+        """Record what a task's documents ask; a file that says it already stays."""
         path = self.folder / "documents" / f"{slug(task)}.jsonl"
-        if not path.exists():
-            write(path, "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents))
+        text = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents)
+        if not path.is_file() or path.read_bytes() != text.encode():
+            write(path, text)
 
     def documents(self, task: str) -> list[dict[str, Any]]:
         """Return what a task's documents ask, in the order of their doc_ids."""
@@ -178,12 +179,13 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, made if need be; UsageError where another process holds it or nothing can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock", timeout=0):
-            yield
+        lock = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
         raise UsageError(f"another process is writing to {folder}: wait for it, or give another folder") from None
     except OSError as error:
         raise _unwritable(folder, error) from error
+    with lock:
+        yield
 
 
 def write(path: Path, text: str) -> None:
@@ -197,7 +199,8 @@ def write(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
         raise _unwritable(path, error) from error
 
 
@@ -220,6 +223,12 @@ def slug(name: str) -> str:
     """A name as a file may bear it."""
     plain = "".join(letter if letter.isalnum() or letter in "-_.@%" else "-" for letter in name).strip(".-")
     return plain if plain == name else f"{plain}-{_sha(name)[:6]}"
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """Part a pack's text into what its last line vouches for, and that line."""
+    body, _, closing = text.rstrip("\n").rpartition("\n")
+    return f"{body}\n", closing
 
 
 def _sha(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import data as local
 from .errors import UsageError
-from .manifest import manifest, packed, policies
+from .manifest import agrees, manifest, packed, policies, shown
 from .plan import ModelChoice, Plan, load
 from .rooms import room
 from .spread import Crew, Crews, alone, cluster, processes
@@ -25,7 +25,7 @@ from .store import Damaged, OtherRun, PackName, Store, digest, locked
 
 if TYPE_CHECKING:
     from .harness.tasks import Asked, Item
-    from .harness.worker import Asking, Encoded, Pack, Scored
+    from .harness.worker import Asking, Encoded, Pack, Ready, Scored
 
 Say = Callable[[str], None]
 Loader = Callable[[ModelChoice, Plan], Callable[[], Any]]  # how a model's scorer is made
@@ -76,14 +76,30 @@ class Sweep:
             stack.enter_context(locked(self.folder))
             asked = stack.enter_context(self.asked())
             items = asked.items()
-            crews = [(choice, stack.enter_context(self.crews(self.loader(choice, self.plan)))) for choice in self.plan.models]
-            models = [(choice, crew.call("described"), _encoded(crew, items)) for choice, crew in crews]
-            store = Store.create(self.folder, manifest(self.plan, models, _tasks(asked, items)))
-            for task, documents in items.items():
-                store.write_documents(task, [item.told for item in documents])
-            for (choice, crew), (_, _, encoded) in zip(crews, models, strict=True):
-                self.score(store, choice, crew, encoded, asked)
+            tasks = _tasks(asked, items)
+            if not (store := self.finished(tasks, items)):
+                crews = [(choice, stack.enter_context(self.crews(self.loader(choice, self.plan)))) for choice in self.plan.models]
+                models = [(choice, crew.call("described"), _encoded(crew, items)) for choice, crew in crews]
+                store = self.begun(manifest(self.plan, models, tasks), items)
+                for (choice, crew), (_, _, encoded) in zip(crews, models, strict=True):
+                    self.score(store, choice, crew, encoded, asked)
             self.export(store, asked)
+        return store
+
+    def finished(self, tasks: list[dict[str, Any]], items: Mapping[str, Sequence[Item]]) -> Store | None:
+        """Return the folder's run where it is the one asked for, as far as can be told without a model, and has all its packs."""
+        if not (self.folder / "run.json").exists():
+            return None
+        store = Store.open(self.folder)
+        if not agrees(store.manifest, self.plan, tasks) or not all(self.recorded(store, name) for name in store.names()):
+            return None
+        return self.begun({**store.manifest, "shown": shown(self.plan)}, items)
+
+    def begun(self, written: Mapping[str, Any], items: Mapping[str, Sequence[Item]]) -> Store:
+        """Begin a run, or take up the folder's, with what its documents ask."""
+        store = Store.create(self.folder, written)
+        for task, documents in items.items():
+            store.write_documents(task, [item.told for item in documents])
         return store
 
     def asked(self) -> Any:
@@ -93,7 +109,9 @@ class Sweep:
     def score(self, store: Store, choice: ModelChoice, crew: Crew, encoded: Mapping[str, Encoded], asked: Asked) -> None:
         """Score one model's packs that are not recorded yet."""
         names = [name for name in store.names() if name.model == choice.name and not self.recorded(store, name)]
-        work = {name: pack(store, self.plan, name, encoded[name.task]) for name in names}
+        parts = {task: packed(found, self.plan.shard) for task, found in encoded.items()}
+        prefixes = {task: found.prefix for task, found in encoded.items()}
+        work = {name: pack(store, self.plan, name, parts[name.task][name.number], prefixes[name.task]) for name in names}
         rows = {task: asked.documents(task) for task in encoded}
         with _progress() as bar:
             total = sum(len(one.documents) for one in work.values())
@@ -153,7 +171,7 @@ def _estimated(
         spent = 0.0
         for protocol in plan.protocols:
             middle = found.documents[count // 2 : count // 2 + 2]
-            sample = Pack(task, middle, _cells(written["cells"], choice.name, protocol, plan), protocol)
+            sample = Pack(task, middle, _cells(written["cells"], choice.name, protocol, plan), protocol, found.prefix)
             took = crew.call("score", sample).seconds["total"] if middle else 0.0
             spent += took * count / max(1, len(middle))
         seconds += spent
@@ -213,12 +231,11 @@ def _tasks(asked: Asked, items: Mapping[str, Sequence[Item]]) -> list[dict[str, 
     return told
 
 
-def pack(store: Store, plan: Plan, name: PackName, encoded: Encoded) -> Pack:
-    """Return what a pack asks."""
+def pack(store: Store, plan: Plan, name: PackName, documents: Sequence[Ready], prefix: int = 0) -> Pack:
+    """Return what a pack of these documents asks."""
     from .harness.worker import Pack
 
-    documents = packed(encoded, plan.shard)[name.number]
-    return Pack(name.task, documents, _cells(store.manifest["cells"], name.model, name.protocol, plan), name.protocol)
+    return Pack(name.task, documents, _cells(store.manifest["cells"], name.model, name.protocol, plan), name.protocol, prefix)
 
 
 def _cells(cells: Sequence[Mapping[str, Any]], model: str, protocol: str, plan: Plan) -> list[Asking]:

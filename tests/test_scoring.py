@@ -10,10 +10,11 @@ from evalkit import masks
 from evalkit.documents import Document
 from evalkit.errors import UsageError
 from evalkit.model import tiny as llama
-from evalkit.policies import build
+from evalkit.policies import build, shipped
 from evalkit.policy import Budget
 from evalkit.session import Engine
 from evalkit.shares import BYTES, DENSE_BYTES, HELD, QUERIES, REACH, READ, SPAN
+from evalkit.trial import Trial
 from tests import tiny
 
 MODEL = llama(1)
@@ -178,3 +179,17 @@ def test_a_long_prompt_needs_no_tensor_of_its_length_squared(name, family):
         session.feed(prompt)
         session.feed(tokens(40))
     assert BLOCK / 2 < largest.elements <= LENGTH * 128 < LENGTH**2 / 4
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_beginning_that_all_prompts_share_is_taken_in_once_and_changes_nothing(name):
+    begin = (*tokens(100, 1), *tokens(60, 2))
+    asked = [Document((*begin, *tokens(6 + i, 10 + i)), (tokens(3, 20 + i), tokens(1, 30 + i))) for i in range(5)]
+    cells = [build("full"), Trial(lambda budget: build(name, budget)).small]
+    once, each = (engine(row_tokens=64, block_tokens=size, calibration=lambda: tokens(100, 9)) for size in (64, 4096))
+    together, apart = once.score(asked, cells), each.score(asked, cells, prefix=0)
+    for one, other in zip(together, apart, strict=True):
+        for (got, *_), (wanted, *_) in zip(one.scores, other.scores, strict=True):
+            assert got.logprob == pytest.approx(wanted.logprob, abs=1e-9)
+        torch.testing.assert_close(one.tally, other.tally)
+    assert once.counters.tokens["computed"] < each.counters.tokens["computed"] / 2

@@ -24,6 +24,7 @@ from ..errors import UsageError, nearest
 Answer = tuple[float, bool]
 FEWSHOT_SEED = 1234  # lm-eval's own default
 TOGETHER = ("passage", "source_id", "qID")  # columns whose equals make documents depend on each other
+BOOTSTRAP = 100000  # samples of the standard errors that have no formula, as lm-eval draws by itself
 UNANSWERED: Answer = (float("-inf"), False)
 
 
@@ -81,12 +82,24 @@ class Tasks:
         for name in self.names:
             if name not in manager.all_tasks:
                 raise UsageError(f"task {name} is not known{nearest(name, manager.all_tasks)}: see `lm_eval ls tasks`")
-        with quiet("lm_eval"):
-            self.loaded = manager.load(list(self.names))
+        self.loaded = self._loaded(manager)
         for name, task in self.leaves.items():
             self._set_examples(name, task)
         if self.limit is not None and self.subset is not None:
             self.samples = {name: drawn(self.subset, name, self.total(name), self.limit) for name in self.leaves}
+
+    def _loaded(self, manager: TaskManager) -> dict[str, Any]:
+        try:
+            with quiet("lm_eval"):
+                return manager.load(list(self.names))
+        except UsageError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UsageError(
+                f"the rows of {', '.join(self.names)} cannot be loaded ({type(error).__name__}: {reason}): give --data DIR with "
+                "DIR/<task>/<split>.jsonl, or go online"
+            ) from error
 
     @property
     def leaves(self) -> dict[str, Any]:
@@ -111,13 +124,13 @@ class Tasks:
         if count and self.prefix:
             task.sampler = FirstNSampler(task.sampler.df)
 
-    def evaluate(self, model: LM) -> dict[str, Any]:
-        """Let lm-eval put the tasks' requests to `model` and compute their metrics."""
+    def evaluate(self, model: LM, bootstrap: int = 0) -> dict[str, Any]:
+        """Let lm-eval put the tasks' requests to `model` and compute their metrics, with standard errors if it may `bootstrap`."""
         for task in self.leaves.values():
             task.set_fewshot_seed(seed=self.fewshot_seed)  # the examples must be those of the last time
         chosen: dict[str, Any] = {"limit": self.limit} if self.samples is None else {"samples": self.samples}
         with quiet("lm_eval"):
-            found: dict[str, Any] = evaluate(model, self.loaded, bootstrap_iters=0, **chosen)
+            found: dict[str, Any] = evaluate(model, self.loaded, bootstrap_iters=bootstrap, **chosen)
             return found
 
     def asked(self) -> Asked:
@@ -191,7 +204,7 @@ class Asked:
             own = answers.get((task, self.doc_id(task, place)), [UNANSWERED] * len(requests))
             given.update({(task, place, request.idx): answer for request, answer in zip(requests, own, strict=True)})
         line = [given[i.task_name, i.doc_id, i.idx] for i in self.instances]
-        return self.tasks.evaluate(Recorded(line, self.instances))
+        return self.tasks.evaluate(Recorded(line, self.instances), BOOTSTRAP)
 
 
 def drawn(seed: int, task: str, total: int, limit: int) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..counters import Counters
-from ..documents import Document
+from ..documents import Document, shared
 from ..ledger import Record, refuse_broken
 from ..model import digest
 from ..policies import build
@@ -41,6 +41,11 @@ class Encoded:
     truncated: int
     skipped: int
 
+    @property
+    def prefix(self) -> int:
+        """How many tokens all prompts begin with."""
+        return shared([Document(prompt, ()) for ready in self.documents for prompt, _ in ready.requests])
+
 
 @dataclass(frozen=True)
 class Asking:
@@ -60,6 +65,7 @@ class Pack:
     documents: Sequence[Ready]
     cells: Sequence[Asking]
     protocol: str
+    prefix: int = 0  # tokens that all prompts of the task begin with
 
 
 @dataclass(frozen=True)
@@ -133,20 +139,20 @@ class Worker:
         with counters.phase("total"):
             for rows in dict.fromkeys(cell.row_tokens for cell in pack.cells):
                 turns = [turn for turn, cell in enumerate(pack.cells) if cell.row_tokens == rows]
-                answered |= zip(
-                    turns, self._answered([pack.cells[turn] for turn in turns], documents, spots, pack.protocol), strict=True
-                )
+                answered |= zip(turns, self._answered(pack, [pack.cells[turn] for turn in turns], documents, spots), strict=True)
         seconds = {name: round(value, 4) for name, value in counters.seconds.items()}
         return Scored([answered[turn] for turn in range(len(pack.cells))], seconds, counters.tokens.get("computed", 0))
 
     def _answered(
-        self, cells: Sequence[Asking], documents: list[Document], spots: list[list[tuple[int, int]]], protocol: str
+        self, pack: Pack, cells: Sequence[Asking], documents: list[Document], spots: list[list[tuple[int, int]]]
     ) -> list[Answered]:
-        """Score documents under cells; `spots` says where each request's answer is among the documents'."""
+        """Score a pack's documents under some of its cells; `spots` says where each request's answer is among the documents'."""
         self.lm.engine.row_tokens = cells[0].row_tokens
         policies = [build(cell.policy, cell.budget, **cell.knobs) for cell in cells]
         answered = []
-        for policy, cell in zip(policies, self.lm.engine.score(documents, policies, protocol), strict=True):
+        for policy, cell in zip(
+            policies, self.lm.engine.score(documents, policies, pack.protocol, prefix=pack.prefix), strict=True
+        ):
             refuse_broken(policy, documents, cell.tally)
             record = Record()
             record.add(documents, cell.tally)
