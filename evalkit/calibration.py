@@ -24,9 +24,10 @@ from .counters import Counters
 from .errors import UsageError
 from .fetch import cache
 from .kernels import Kernel
-from .memory import Block, Row, Tokens
+from .memory import Block, Row
 from .model import digest
 from .policy import Model, Policy
+from .tokens import Tokens
 
 LONGEST = 2048  # tokens of the text that are used
 Prepared = Sequence[Mapping[str, Tensor]]  # for each attention layer, tensors by name

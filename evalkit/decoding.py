@@ -17,7 +17,8 @@ from .cache import LayerCache
 from .counters import Counters
 from .layer import Layer
 from .masks import pieces
-from .memory import Cell, Grants, Places, State, Tokens
+from .memory import Cell, Grants, State
+from .tokens import Places, Tokens
 
 
 @dataclass

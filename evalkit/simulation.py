@@ -11,7 +11,8 @@ from torch import Tensor
 from . import kernels
 from .cache import LayerCache
 from .counters import Counters
-from .memory import Cell, Grants, Places, State, Tokens
+from .memory import Cell, Grants, State
+from .tokens import Places, Tokens
 
 
 @dataclass
