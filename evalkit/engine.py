@@ -77,6 +77,7 @@ class Runner:
             packing.place((0,), length - 1)  # nothing attends to it
         row = Row(packing.jobs, self.counters, self.kernel, guessing)
         self.counters.count("computed", len(packing.tokens))
+        self.counters.count("predicted", len(wanted))
         with self.counters.phase("forward"):
             return attention.run(
                 self.model,

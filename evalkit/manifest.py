@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "transformers", "lm_eval")
 IN_TOKENS = frozenset({"name", "packs", "truncated", "skipped"})  # what a manifest says of a model beside the worker's description
+LONG = 64  # tokens of a prompt and its answers
 OTHER_ROWS = 4  # the noise floor's rows are so many times shorter
 
 
@@ -129,10 +130,20 @@ def _source(policy: Policy) -> str:
 
 
 def packed(encoded: Encoded, size: int) -> list[list[Ready]]:
-    """Part documents into packs of `size`: those that begin alike next to each other, else by length, long ones first."""
+    """Part documents into packs: those that begin alike next to each other, else by length, long ones first.
+
+    A pack holds at most `size` documents, and fewer where they are longer than LONG tokens: what a killed run loses stays small.
+    """
     families: dict[object, list[Ready]] = {}
     for ready in encoded.documents:
         families.setdefault(ready.longest[:16], []).append(ready)
     ordered = sorted(families.values(), key=lambda family: (-max(len(one.longest) for one in family), family[0].doc_id))
-    line = [one for family in ordered for one in sorted(family, key=lambda one: (-len(one.longest), one.doc_id))]
-    return [line[start : start + size] for start in range(0, len(line), size)]
+    packs, room = list[list[Ready]](), 0
+    for ready in (one for family in ordered for one in sorted(family, key=lambda one: (-len(one.longest), one.doc_id))):
+        tokens = max(LONG, sum(len(answer) for _, answer in ready.requests) + len(ready.longest) - encoded.prefix)
+        if tokens > room:
+            packs.append([])
+            room = size * LONG
+        packs[-1].append(ready)
+        room -= tokens
+    return packs

@@ -159,7 +159,7 @@ class Plan(Part):
 
     `fewshot` None leaves each task its own number of examples; `prefix` takes the first ones of the split for all documents, so that
     all prompts begin alike and the beginning is computed once. `limit` is a random subset of each task's documents, drawn by
-    `seeds.subset`. A record holds `shard` documents. `noise_floor` scores the
+    `seeds.subset`. A record holds `shard` documents, or fewer long ones. `noise_floor` scores the
     full cache a second time, in rows of another size: what differs then differs by rounding alone. `margin` is the loss that still
     counts as none, in percentage points.
     """
