@@ -98,6 +98,48 @@ class Gulp:
         return torch.stack([read, reach, torch.ones_like(read)]).mul_(self.paths).sum(2)
 
 
+@dataclass
+class Reply:
+    """A reply's tokens taken in at once after what a session holds: none of them changes what another one holds or reads.
+
+    Policies that leave decoded tokens alone until a message ends take replies in so, and those whose queries choose each by itself.
+    """
+
+    index: Tensor  # [1, T] the row's tokens
+    cell: Cell
+    state: State  # what is held, before and after
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.index)
+
+    def attend(self, tokens: Tokens, counters: Counters) -> None:
+        """Attend from each token to what is held and the tokens before it, as it chooses."""
+        held, policy = self.state.caches[tokens.layer.index], self.cell.policy
+        cache = held.append(*tokens.entries(self.places), decoding=True, complete=False)
+        query, read = tokens.queries(self.places), None
+        with counters.phase("policy"):
+            cache = policy.observe(cache, query)
+            if policy.overrides("read"):
+                read = self.chosen(replace(cache, guess=tokens.guesses(self.places)), query)
+        with counters.phase("attention"):
+            if read is None:
+                output = kernels.whole(cache, query, tokens.kernel)
+            else:
+                blocks = cache.blocks(query.shape[3], query.shape[2])
+                part = lambda start, stop: read[:, :, :, start:stop]  # noqa: E731
+                output = kernels.masked(tokens.layer, query, *cache.entries.dense(), part, blocks, tokens.kernel)
+            tokens.put(self.places, output)
+        self.state.caches[tokens.layer.index] = cache.expired()
+
+    def chosen(self, cache: LayerCache, query: Tensor) -> Tensor | None:
+        """[1, H, 1 or G, T, S] what each token chooses to read, itself always among it; None for all."""
+        count = query.shape[3]
+        mask = cache.visible(count)
+        own = torch.nn.functional.pad(torch.eye(count, dtype=torch.bool, device=mask.device), (cache.slots - count, 0), value=False)
+        read = self.cell.policy.read(replace(cache, choices=mask & ~own), query)
+        return None if read is None else mask & (read | own)
+
+
 def gathered(sources: Sequence[tuple[State, Tensor | None]], layer: Layer) -> LayerCache:
     """Put side by side what a layer holds of the sequences that jobs go on from."""
     held = [(state.caches[layer.index], rows) for state, rows in sources]

@@ -138,9 +138,10 @@ def packed(encoded: Encoded, size: int) -> list[list[Ready]]:
     for ready in encoded.documents:
         families.setdefault(ready.longest[:16], []).append(ready)
     ordered = sorted(families.values(), key=lambda family: (-max(len(one.longest) for one in family), family[0].doc_id))
-    packs, room = list[list[Ready]](), 0
+    packs: list[list[Ready]] = []
+    prefix, room = encoded.prefix, 0
     for ready in (one for family in ordered for one in sorted(family, key=lambda one: (-len(one.longest), one.doc_id))):
-        tokens = max(LONG, sum(len(answer) for _, answer in ready.requests) + len(ready.longest) - encoded.prefix)
+        tokens = max(LONG, sum(len(answer) for _, answer in ready.requests) + len(ready.longest) - prefix)
         if tokens > room:
             packs.append([])
             room = size * LONG

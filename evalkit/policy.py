@@ -98,6 +98,14 @@ class Policy:
         """Whether decoded tokens change nothing that is held or read until a message is complete."""
         return self.passive
 
+    @property
+    def replies_at_once(self) -> bool:
+        """Whether a replayed reply's tokens, all but its last, can be taken in together: none changes what another holds or reads."""
+        if self.overrides("place"):
+            return False
+        lasting = self.overrides("write") or self.overrides("evict")
+        return (self.static and not self.overrides("read")) or (self.at_once and not lasting)
+
     def overrides(self, question: str) -> bool:
         """Whether this policy answers `question` itself."""
         return getattr(type(self), question) is not getattr(Policy, question)

@@ -11,11 +11,11 @@ from torch import Tensor
 from . import attention
 from .cache import LayerCache
 from .counters import Tally
-from .decoding import Wave
+from .decoding import Reply, Wave
 from .documents import Document, shared
 from .engine import Runner
 from .errors import UsageError
-from .memory import Branch, Cell, Grants, State
+from .memory import Block, Branch, Cell, Grants, State
 from .packing import Packing
 from .policy import Policy
 from .scoring import CellScores, Score, Scoring
@@ -88,23 +88,59 @@ class Session:
 
     def feed(self, tokens: Sequence[int], *, decoded: bool = False) -> None:
         """Take in a prompt or a message, or a reply as if it had been `decoded`; the policy acts at its end, the newest token waits."""
+        packing = Packing()
+        if not self.long(tokens, decoded=decoded):
+            self.pack(packing, tokens, decoded=decoded)
+            self.run(packing)
+            return
+        *ready, newest = (*self.waiting, *tokens)
+        self.rotate(self.seen + len(ready) + 1)
+        self.conclude()
+        self.engine.take_in(ready, self.seen, [self.branch(len(ready))], self.state if self.seen else None)
+        self.waiting, self.seen = (newest,), self.seen + len(ready)
+
+    def run(self, packing: Packing) -> None:
+        """Run a row that this session's tokens were packed into."""
+        if packing.jobs:
+            self.engine.run(packing, [self.cell], self.seen + 1)
+
+    def whole(self, *, decoded: bool) -> bool:
+        """Whether a message is attended to whole: the policy has no say in it until its end."""
+        return self.cell.policy.passive or not (decoded or self.protocol == "stream")
+
+    def long(self, tokens: Sequence[int], *, decoded: bool = False) -> bool:
+        """Whether a message is to arrive in several rows."""
+        count = len(self.waiting) + len(tokens) - 1
+        return self.whole(decoded=decoded) and count > 0 and len(self.engine.blocks(count, [self.branch(count)])) > 1
+
+    def pack(self, packing: Packing, tokens: Sequence[int], *, decoded: bool = False) -> None:
+        """Put what `feed` takes in into a row that is yet to be run, beside what other sessions put there."""
         if not (self.waiting or tokens):
             raise UsageError("a session cannot start from no tokens: feed it one or more, such as the tokenizer's BOS")
-        self.conclude()
         *ready, newest = (*self.waiting, *tokens)
+        end = self.seen + len(ready)
         if ready:
-            end = self.seen + len(ready)
             self.rotate(end + 1)
-            if self.cell.policy.passive or not (decoded or self.protocol == "stream"):
-                branch = Branch(self.cell, self.granted(end), [0], self.state)
-                self.engine.take_in(ready, self.seen, [branch], self.state if self.state.caches else None)
-                self.seen = end
-            elif decoded:  # a reply goes on under the budget granted before it
-                self.advance(ready[:-1], None if self.state.caches else end, acts=self.protocol == "stream", length=end + 1)
-                self.advance(ready[-1:], end, acts=True, length=end + 1)
-            else:
-                self.advance(ready, end, acts=True, length=end + 1)
-        self.waiting = (newest,)
+        self.pack_end(packing)
+        if ready and self.whole(decoded=decoded):
+            index = torch.tensor([packing.place(ready, self.seen)])
+            packing.jobs.append(Block(index, len(ready), [self.branch(len(ready))], self.state if self.seen else None))
+        elif ready and decoded:  # a reply goes on under the budget granted before it
+            self.pack_reply(packing, ready[:-1], end)
+            self.wave(packing, ready[-1:], end, 0)
+        elif ready:
+            self.wave(packing, ready, end, 0)
+        self.seen, self.waiting = end, (newest,)
+
+    def pack_reply(self, packing: Packing, tokens: Sequence[int], end: int) -> None:
+        """Put a reply's tokens but the last into a row: at once where none changes what is held for the next, else one by one."""
+        if self.seen and tokens and self.protocol == "prompt" and self.cell.policy.replies_at_once:
+            index = torch.tensor([packing.place(tokens, self.seen)])
+            packing.jobs.append(Reply(index, self.cell, self.state))
+        elif tokens:
+            completes = 0 if self.protocol == "stream" else len(tokens)
+            self.wave(packing, tokens, None if self.seen else end, completes)
+        self.seen += len(tokens)
 
     def advance(self, tokens: Sequence[int], basis: int | None, *, acts: bool, length: int = 0) -> None:
         """Take in tokens one by one; the policy acts as at a message's end at each of them, or at none. `basis` is granted anew."""
@@ -112,32 +148,47 @@ class Session:
             self.step(tokens, basis, 0 if acts else len(tokens), length)
             self.seen += len(tokens)
 
+    def branch(self, count: int) -> Branch:
+        """This session's part in a message of `count` tokens."""
+        return Branch(self.cell, self.granted(self.seen + count), [0], self.state)
+
     def granted(self, tokens: int) -> Grants:
         """What the budget grants of `tokens`."""
         return Grants([(self.cell.policy.budget, tokens)])
 
     def conclude(self) -> None:
         """End a generated reply: take in its last token again, as the one at which the budget is granted anew and the policy acts."""
+        packing = Packing()
+        self.pack_end(packing)
+        self.run(packing)
+
+    def pack_end(self, packing: Packing) -> None:
+        """Put what `conclude` takes in into a row."""
         if self.said is not None and not self.cell.policy.passive:
             token, held = self.said
             self.state, self.seen = State(dict(held), lasting=True), self.seen - 1
-            self.advance([token], self.seen + 1, acts=True)
+            self.wave(packing, [token], self.seen + 1, 0)
+            self.seen += 1
         self.said = None
 
-    def step(self, tokens: Sequence[int], basis: int | None, completes: int, length: int = 0, *, answers: bool = False) -> Tensor:
-        """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s.
+    def step(self, tokens: Sequence[int], basis: int | None, completes: int, length: int = 0) -> Tensor:
+        """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s."""
+        packing = Packing()
+        self.wave(packing, tokens, basis, completes)
+        return self.engine.run(packing, [self.cell], length)
+
+    def wave(self, packing: Packing, tokens: Sequence[int], basis: int | None, completes: int, *, answers: bool = False) -> None:
+        """Put tokens into a row that go in one by one under the policy.
 
         `basis` tokens are what the budget is granted anew of; None: it stays as granted before.
         Tokens of `answers` are counted as reading, others as held once they are in.
         """
-        packing = Packing()
         index = torch.tensor([packing.place(tokens, self.seen)])
-        sources = [(State(dict(self.state.caches)), None)] if self.state.caches else []
+        sources = [(self.state, None)] if self.seen else []
         grants = None if basis is None else self.granted(basis)
         wave = Wave(index, [len(tokens)], self.cell, [0], sources, grants=grants, completes=completes, state=self.state)
         wave.paths = torch.ones_like(index) if answers else None
         packing.jobs.append(wave)
-        return self.engine.run(packing, [self.cell], length)
 
     def rotate(self, *lengths: int, stepping: bool = False) -> None:
         """Raise UsageError where a sequence of one of these lengths would have to rotate anew what is held.
@@ -183,14 +234,20 @@ class Session:
         """
         said: list[int] = []
         while len(said) < limit:
-            self.rotate(self.seen + 1, stepping=True)
-            basis = None if self.state.caches else self.seen  # a prompt of one token has taken in none
-            self.said = (self.waiting[0], dict(self.state.caches))
-            logits = self.step(self.waiting, basis, 0 if self.protocol == "stream" else 1, answers=True)
-            self.seen += 1
+            packing = Packing()
+            self.pack_step(packing)
+            logits = self.engine.run(packing, [self.cell])
             token = int(logits[-1].argmax()) if choose is None else choose(logits[-1])
             self.waiting = (token,)
             said.append(token)
             if stop(said):
                 break
         return said
+
+    def pack_step(self, packing: Packing) -> None:
+        """Put the token that waits into a row, as one of a reply; what is predicted after it is to wait in its place."""
+        self.rotate(self.seen + 1, stepping=True)
+        basis = None if self.seen else 0  # a prompt of one token has taken in none
+        self.said = (self.waiting[0], dict(self.state.caches))
+        self.wave(packing, self.waiting, basis, 0 if self.protocol == "stream" else 1, answers=True)
+        self.seen += 1

@@ -1,5 +1,6 @@
 """Sweeps: resumable, the same bytes whatever happened on the way, nothing scored twice, and everything that counts is in a key."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -24,6 +25,14 @@ from tests.stub import IDENTITY, SIX, loader, noted, planned
 
 ROOT = Path(__file__).parent.parent
 KILLS, SEED = 50, 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen():
+    """Keep what is loaded out of the garbage collections that statsmodels asks for at every adjustment."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ class Recorded(LM):
         self.requests = requests
         if self.asked is not None and [request.args for request in requests] != [request.args for request in self.asked]:
             raise RuntimeError("lm-eval put other requests than those that were scored")
-        return [UNANSWERED] * len(requests) if self.answers is None else list(self.answers)
+        return [(0.0, False)] * len(requests) if self.answers is None else list(self.answers)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         raise UsageError(f"task {requests[0].task_name} scores whole texts: run it by `lm_eval`; sweeps hold multiple-choice tasks")

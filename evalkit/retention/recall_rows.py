@@ -1,0 +1,198 @@
+"""Training rows for the recall model: chats in which facts are told and asked for; knows the tokenizer and no model."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+SPECIALS = ("<|pad|>", "<|bos|>", "<|user|>", "<|assistant|>", "<|end|>")
+PAD, BOS, USER, ASSISTANT, END = range(len(SPECIALS))
+VOCABULARY = 3072
+KEPT = {"the", "a", "an", "at", "of"}  # words of an answer that every value shares with it
+NAMES = 0.55  # the share of invented names among the words of a value
+GENERAL = 0.25  # the share of facts of the form "my <key> is <value>"
+
+Row = tuple[list[int], list[bool]]  # token ids, and which of them are answers
+
+
+@dataclass(frozen=True)
+class Template:
+    """A fact with a gap `{v}` for its value, the form of that value, and the questions that ask for it."""
+
+    statement: str
+    reply: str
+    questions: tuple[str, ...]
+    form: str
+
+
+class Words:
+    """The word lists of the training text, by class, and the names and sentences made of them."""
+
+    def __init__(self, text: str, held_out: Iterable[str]) -> None:
+        """Read one class a line (`name: words` or `name: phrase|phrase`); values avoid every word and answer of `held_out`."""
+        lines = [line.split(": ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+        self.lists = {name: body.split("|") if "|" in body else body.split() for name, body in lines}
+        self.answers = {answer.lower() for answer in held_out}
+        held = {word for answer in self.answers for word in re.findall("[a-z]+", answer)}
+        nouns = [*self["things"], *self["more"], *self["makers"], *self["crafts"], *self["qualities"]]
+        self.values = sorted({word for word in nouns if word not in held})
+        self.held = held
+
+    def __getitem__(self, name: str) -> list[str]:
+        return self.lists[name]
+
+    def name(self, rng: random.Random) -> str:
+        """An invented name of two to four syllables that is no word of a held-out answer."""
+        syllable = lambda: rng.choice(self["onsets"]) + rng.choice(self["vowels"]) + rng.choice([*self["codas"], "", "", "", ""] * 2)  # noqa: E731
+        start = rng.choice(self["vowels"])[:1] if rng.random() < 0.2 else ""
+        name = start + "".join(syllable() for _ in range(rng.choice((1, 1, 2)))) + rng.choice(["", *self["onsets"]]) + rng.choice(self["endings"])
+        return self.name(rng) if name in self.held else name
+
+    def value(self, form: str, rng: random.Random) -> str:
+        """A value of the form of an answer: digits for digits, months for months, words for words; never a held-out answer."""
+        if re.fullmatch("[A-Za-z -]+", form) and rng.random() < 0.4:
+            form = " ".join(["word"] * rng.choice((1, 1, 2, 2, 3)))
+        value = re.sub(r"[A-Za-z]+|\d", lambda part: self.alike(part[0], rng), form)
+        return self.value(form, rng) if value.lower() in self.answers else value
+
+    def alike(self, part: str, rng: random.Random) -> str:
+        """A random digit, month, weekday or word in place of a part of an answer."""
+        if part.isdigit():
+            return str(rng.randrange(10))
+        for name in ("months", "weekdays"):
+            if part in self[name]:
+                return rng.choice(self[name])
+        if part in ("am", "pm"):
+            return rng.choice(("am", "pm"))
+        if part.lower() in KEPT:
+            return part
+        return self.name(rng) if rng.random() < NAMES else rng.choice(self.values)
+
+    def sentence(self, rng: random.Random) -> str:
+        """A sentence by grammar: a statement, a question, a request, a list, an aside with numbers, or words in no order."""
+        noun = lambda: rng.choice(self[rng.choice(("things", "more", "ideas"))])  # noqa: E731
+        of = lambda name: rng.choice(self[name])  # noqa: E731
+        number = lambda: str(rng.randrange(1, 10 ** rng.choice((1, 1, 2, 2, 3, 4))))  # noqa: E731
+        every = [word for name in ("things", "more", "ideas", "qualities", "doings", "did", "ways") for word in self[name]]
+        forms: tuple[Callable[[], str], ...] = (
+            lambda: f"The {of('qualities')} {noun()} {of('did')} the {noun()} {of('places')}.",
+            lambda: f"{of('openers')} {of('doings')} the {noun()} {of('ways')}, then {of('doings')} it {of('places')}.",
+            lambda: f"How do I {of('doings')} a {of('qualities')} {noun()} {of('ways')}?",
+            lambda: f"Is the {noun()} {of('qualities')} or should I {of('doings')} the {noun()} {of('places')}?",
+            lambda: f"If your {noun()} is too {of('qualities')}, {of('doings')} {number()} of the {noun()}s and {of('doings')} the rest.",
+            lambda: f"{of('openers')} it is {number()}.{number()} {noun()}s for {number()} {noun()}s, about {number()} percent.",
+            lambda: "\n".join(f"{mark} {of('doings')} the {noun()} {of('places')}" for mark in rng.choice((("-", "-", "-"), ("1.", "2.", "3."))))
+            + "\n",
+            lambda: f"`{noun()}_{noun()} = {noun()}({number()}, '{noun()}')` and {of('doings')} ({of('ways')}) {number()}/{number()}.",
+            lambda: f"My {noun()} {of('did')} {of('ways')}, but I don't {of('doings')} what the {noun()} is for.",
+            lambda: " ".join(rng.choice(every) for _ in range(rng.randrange(4, 14))) + rng.choice(".?!,"),
+            lambda: f"{self.name(rng).title()} and {self.name(rng).title()} {of('did')} a {rng.choice(self.values)} near the {noun()}.",
+        )
+        return rng.choice(forms)()
+
+
+def templates(facts: list[dict[str, Any]]) -> list[Template]:
+    """The facts with a gap where their first answer is."""
+    gap = lambda fact: fact["statement"].replace(fact["answers"][0], "{v}")  # noqa: E731
+    return [Template(gap(fact), fact["acknowledgement"], tuple(fact["questions"]), fact["answers"][0]) for fact in facts]
+
+
+def read_facts(path: Path) -> list[dict[str, Any]]:
+    """The facts of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """A byte-level BPE of 3072 lower-case pieces in which every digit is a token and a text begins as if after a space."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Prepend(" "), normalizers.Replace(Regex("^ +"), " ")]
+    )
+    words = pre_tokenizers.Split(Regex(r" ?\d| ?\p{L}+| ?[^\s\d\p{L}]+|\s"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+class Rows:
+    """Makes rows of a given length from templates, word lists and filler; every draw comes from the generator it is given."""
+
+    def __init__(self, tokenizer: Tokenizer, words: Words, facts: list[Template], filler: list[str]) -> None:
+        self.tokenizer, self.words, self.facts = tokenizer, words, facts
+        self.filler = [coded.ids for coded in tokenizer.encode_batch(filler)]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        return self.tokenizer.encode(text).ids
+
+    def message(self, role: int, text: str) -> list[int]:
+        """A message as the chat template writes it."""
+        return [role, *self.encode(text), END]
+
+    def fact(self, template: Template, rng: random.Random) -> tuple[list[int], Row]:
+        """A fact with a new value: the two messages that tell it; and the question with its answer, the answer marked."""
+        value = self.words.value(template.form, rng)
+        reply = template.reply if rng.random() < 0.5 else rng.choice(self.words["replies"])
+        told = self.message(USER, template.statement.replace("{v}", value)) + self.message(ASSISTANT, reply)
+        question = [*self.message(USER, rng.choice(template.questions)), ASSISTANT]
+        answer = [*self.encode(value), END]
+        return told, (question + answer, [False] * len(question) + [True] * len(answer))
+
+    def drawn(self, count: int, rng: random.Random) -> list[Template]:
+        """Different templates: most of the written facts, some of the general form."""
+        general = sum(rng.random() < GENERAL for _ in range(count))
+        written = rng.sample(self.facts, min(count - general, len(self.facts)))
+        keys = rng.sample(self.words["keys"], min(general, len(self.words["keys"])))
+        fill = lambda text, key: text.replace("{k}", key)  # noqa: E731
+        questions = self.words["questions"]
+        both = [
+            *written,
+            *(Template(fill(rng.choice(self.words["statements"]), key), "Okay.", tuple(fill(q, key) for q in questions), "word") for key in keys),
+        ]
+        return rng.sample(both, len(both))
+
+    def turn(self, limit: int, rng: random.Random) -> list[int]:
+        """A user's message and a reply of filler, at most `limit` tokens."""
+        pieces = lambda most: [token for _ in range(rng.randint(1, most)) for token in rng.choice(self.filler)]  # noqa: E731
+        user = [USER, *pieces(2)[:60], END]
+        return [*user, ASSISTANT, *pieces(6), END][:limit]
+
+    def chat(self, length: int, rng: random.Random) -> Row:
+        """A chat of `length` tokens: facts in its first part among filler, each asked for later."""
+        first = rng.choice((0.05, 0.3, 0.5, 0.7))
+        events: list[tuple[float, Row]] = []
+        room = length - 1
+        for number, template in enumerate(self.drawn(max(1, length // rng.choice((75, 75, 100, 150, 300))), rng)):
+            told, asked = self.fact(template, rng)
+            cost = len(told) + len(asked[0])
+            if cost > room:
+                break
+            room -= cost
+            events += [(number and rng.random() * first, (told, [False] * len(told))), (rng.uniform(first, 1), asked)]
+        while room > 0:
+            turn = self.turn(room, rng)
+            room -= len(turn)
+            events.append((rng.random(), (turn, [False] * len(turn))))
+        ordered = [row for _, row in sorted(events, key=lambda event: event[0])]
+        return [BOS, *(t for ids, _ in ordered for t in ids)], [False, *(m for _, marks in ordered for m in marks)]
+
+    def copies(self, length: int, rng: random.Random) -> Row:
+        """Runs of random tokens, each repeated: every token is met as something to copy."""
+        ids, marks = [BOS], [False]
+        while len(ids) < length:
+            run = [rng.randrange(END + 1, VOCABULARY) for _ in range(rng.randint(4, 24))]
+            ids += run * 2
+            marks += [False] * (len(run) + 1) + [True] * (len(run) - 1)
+        return ids[:length], marks[:length]
