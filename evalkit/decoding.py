@@ -31,7 +31,7 @@ class Gulp:
     index: Tensor  # [B, T] the row's tokens of each tree
     depth: Tensor  # [B, T] how many tokens of the answer come before
     above: Tensor  # [B, T, T] which tokens of the tree each one follows, itself included
-    sources: Sequence[tuple[State, Tensor | None]]  # what the trees go on from (None: all rows), B in all
+    sources: Sequence[tuple[State, Tensor | slice | None]]  # what the trees go on from (None: all rows), B in all
     documents: Sequence[int]  # [B] their numbers in the tally
     cell: Cell  # one of those they are asked under, which differ in their budgets alone
     paths: Tensor  # [B, T] how many answers run through the token
@@ -140,7 +140,7 @@ class Reply:
         return None if read is None else mask & (read | own)
 
 
-def gathered(sources: Sequence[tuple[State, Tensor | None]], layer: Layer) -> LayerCache:
+def gathered(sources: Sequence[tuple[State, Tensor | slice | None]], layer: Layer) -> LayerCache:
     """Put side by side what a layer holds of the sequences that jobs go on from."""
     held = [(state.caches[layer.index], rows) for state, rows in sources]
     return LayerCache.stack([cache if rows is None else cache.rows(rows) for cache, rows in held])

@@ -239,9 +239,12 @@ def kin(policy: Policy) -> object:
     return policy.statistic(), policy.budget.whole
 
 
-def _some(rows: list[int], asked: Sequence[Asked]) -> Tensor | None:
-    """The rows chosen of a branch's; None for all of them in order."""
-    return None if rows == list(range(len(asked))) else torch.tensor(rows)
+def _some(rows: list[int], asked: Sequence[Asked]) -> Tensor | slice | None:
+    """The rows chosen of a branch's; None for all of them in order, a slice for some that lie together."""
+    if rows == list(range(len(asked))):
+        return None
+    run = slice(rows[0], rows[0] + len(rows))
+    return run if rows == list(range(run.start, run.stop)) else torch.tensor(rows)
 
 
 def _in_step(items: Sequence[Item], cell: Cell, shape: Callable[[Item], tuple[bool, int]]) -> list[list[Item]]:
