@@ -111,6 +111,17 @@ def sweep(
 
 
 @app.command()
+def gallery(
+    folder: Annotated[Path, typer.Argument(help="A folder whose folders `evalkit report RUN --out` wrote.")] = Path("results"),
+    readme: Annotated[Path | None, typer.Option(help="A text with parts marked <!-- results: NAME --> to write anew.")] = None,
+) -> None:
+    """Write a folder's README.md out of the reports in it."""
+    from evalkit.gallery import show
+
+    _tell_written(*show(folder, readme))
+
+
+@app.command()
 def demo(
     limit: Annotated[int | None, typer.Option(help="Items of each task.", min=1)] = None,
     out: Annotated[Path, typer.Option(help="The run's folder; another run there is moved aside.")] = Path("runs/demo"),

@@ -1,6 +1,7 @@
-"""What several test modules share: the folder of real data."""
+"""What several test modules share: the folder of real data, a cache of their own."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,3 +14,11 @@ def data() -> Path:
     if not folder:
         pytest.skip("EVALKIT_DATA names no folder with the real data")
     return Path(folder)
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what policies prepare out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVALKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

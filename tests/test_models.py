@@ -28,12 +28,7 @@ def _exact() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what policies prepare out of the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVALKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @cache

@@ -1,6 +1,5 @@
 """Every policy in the folder keeps the contract, and the contract catches policies that do not."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,12 +27,7 @@ SHORT = (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what policies prepare out of the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVALKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @cache

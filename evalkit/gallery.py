@@ -1,0 +1,92 @@
+"""Shows the reports in a folder's folders: writes its README.md, and the parts of another one that it marks; computes nothing.
+
+A part of a text between `<!-- results: NAME -->` and `<!-- end -->` is what the report of NAME says in short.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+from .store import write
+
+HEAD = """# Results
+
+Written by `evalkit gallery`; every folder holds a report as `evalkit report RUN --out FOLDER` makes it (report.md, .csv, .json and
+plots), and names the command that made its run.
+"""
+MARK = re.compile(r"(<!-- results: ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def show(folder: Path, readme: Path | None = None) -> list[Path]:
+    """Write `folder/README.md`, and the marked parts of `readme`; return what was written."""
+    names = sorted(path.parent.name for path in folder.glob("*/report.json"))
+    if not names:
+        raise UsageError(f"{folder} holds no reports: give a folder whose folders `evalkit report RUN --out` wrote")
+    parts = [f"## {name}\n\n{short(folder, name, '')}" for name in names]
+    write(folder / "README.md", "\n".join([HEAD, *parts]))
+    if readme is None:
+        return [folder / "README.md"]
+    text = readme.read_text("utf-8")
+    write(readme, MARK.sub(lambda found: f"{found[1]}{short(folder, found[2], f'{folder.name}/')}{found[4]}", text))
+    return [folder / "README.md", readme]
+
+
+def short(folder: Path, name: str, at: str) -> str:
+    """Return what the report `name` says in short: its title, its table, its curves, its command; links start from `at`."""
+    where = folder / name
+    try:
+        told = json.loads((where / "report.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where} holds no whole report ({error}): write it with `evalkit report RUN --out {where}`") from None
+    lines = [f"{told['title']}.", ""]
+    for group in told["groups"]:
+        lines += [*_group(told, group), ""]
+    lines += [f"![{name}]({at}{name}/{path.name})\n" for path in sorted(where.glob("accuracy-*.svg"))]
+    command = told["aside"]["command"]
+    return "\n".join([*lines, f"Made by `{command}`; [the whole report]({at}{name}/report.md) says how to read it.", ""])
+
+
+def _group(told: dict[str, Any], group: dict[str, Any]) -> list[str]:
+    """One model under one protocol: a line for each cell, a column for each task."""
+    model = next(model for model in told["provenance"]["models"] if model["name"] == group["model"])
+    head = [
+        "policy@budget",
+        *(f"{task['name']} (n={task['n']})" for task in group["tasks"]),
+        "mean",
+        "to full",
+        "held",
+        "read",
+        "acted",
+    ]
+    rows = [_row(cell, [task["name"] for task in group["tasks"]]) for cell in group["cells"]]
+    return [
+        f"{model['name']} ({model['dtype']}, {model['device']}), `protocol={group['protocol']}`, accuracy and standard error in percent:",
+        "",
+        *(f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)),
+    ]
+
+
+def _row(cell: dict[str, Any], tasks: list[str]) -> list[str]:
+    entries, mean = [cell["tasks"][task] for task in tasks], cell["mean"]
+    shares = [f"{100 * cell[what]:.0f} %" for what in ("held", "read", "acted")]
+    return [
+        f"{cell['label']}{' †' if cell['greyed'] else ''}{' ‡' if cell['floor'] else ''}",
+        *(f"{_points(entry)}{'*' if entry['significant'] else ''}" for entry in entries),
+        _points(mean),
+        "" if mean["difference"] is None else _difference(mean),
+        *shares,
+    ]
+
+
+def _points(entry: dict[str, Any]) -> str:
+    return f"{100 * entry['accuracy']:.1f} ±{100 * entry['stderr']:.1f}"
+
+
+def _difference(mean: dict[str, Any]) -> str:
+    """The mean difference to full and its 95 % interval, in percentage points."""
+    value, low, high = (100 * mean[name] for name in ("difference", "difference_low", "difference_high"))
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}] {'?' if mean['verdict'] == 'inconclusive' else mean['verdict']}"
