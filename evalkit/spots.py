@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import stats
+from . import likeness, stats
 from .errors import UsageError
 from .runs import Answers
 
@@ -113,8 +113,8 @@ def _churn(base: Answers, other: Answers, difference: stats.Difference) -> Entry
     return {
         "lost": difference.lost,
         "gained": difference.gained,
-        "agreement": stats.agreement(base.picks, other.picks),
-        "kappa": known(stats.kappa(base.picks, other.picks)),
-        "kl": known(stats.divergence(base.logprobs, other.logprobs)),
+        "agreement": likeness.agreement(base.picks, other.picks),
+        "kappa": known(likeness.kappa(base.picks, other.picks)),
+        "kl": known(likeness.divergence(base.logprobs, other.logprobs)),
         "detectable": stats.detectable(difference.lost, difference.gained, difference.n),
     }

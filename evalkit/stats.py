@@ -17,9 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import log_softmax
 from scipy.stats import norm, sem, t
-from sklearn.metrics import cohen_kappa_score
 from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
@@ -99,7 +97,7 @@ def paired(full: ArrayLike, other: ArrayLike, clusters: Clusters | None = None) 
     module). `p` is McNemar's exact test (statsmodels), which takes documents as independent; with clusters it is the larger of
     that and the stretched score test, which belongs to the interval. Raises UsageError as `proportion`, and for unequal lengths.
     """
-    change = np.subtract(*_both(_answers(other), _answers(full)))
+    change = np.subtract(*both(_answers(other), _answers(full)))
     groups = None if clusters is None else _groups(clusters, change.size)
     lost, gained = int((change < 0).sum()), int((change > 0).sum())
     freedom, stretch = _freedom(groups), _stretch(change, groups)
@@ -158,29 +156,6 @@ def verdict(difference: Difference, margin: float) -> Verdict:
     return "worse" if difference.high < 0 else "inconclusive"
 
 
-def agreement(full_pick: ArrayLike, pick: ArrayLike) -> float:
-    """The share of documents ([n] chosen indices) with the same choice; wrong to another wrong is a change. Unequal: UsageError."""
-    return float(np.equal(*_both(full_pick, pick)).mean())
-
-
-def kappa(full_pick: ArrayLike, pick: ArrayLike) -> float:
-    """Cohen's kappa of the two choices (scikit-learn); nan where both always pick one and the same. Errors as `agreement`."""
-    first, second = _both(full_pick, pick)
-    constant = np.unique([first, second]).size == 1  # scikit-learn warns
-    return math.nan if constant else float(cohen_kappa_score(first, second))
-
-
-def divergence(full_logprobs: Sequence[ArrayLike], logprobs: Sequence[ArrayLike]) -> float:
-    """Mean over documents of KL(full || other) in nats, of the softmax (scipy) over each document's [choices] log-probabilities.
-
-    A choice that is -inf under full adds nothing, under other alone makes the mean inf; choices that are all -inf count as equally
-    likely. Raises UsageError for no documents and for unequal numbers of documents or choices.
-    """
-    if not len(full_logprobs) == len(logprobs) > 0:
-        raise UsageError(f"{len(full_logprobs)} documents against {len(logprobs)}: give the same ones, at least one")
-    return float(np.mean([_relative_entropy(*_both(p, q)) for p, q in zip(full_logprobs, logprobs, strict=True)]))
-
-
 def chance_corrected(accuracy: float, full: float, chance: float = 0.0) -> float | None:
     """The share of full's accuracy above chance that is kept, (accuracy - chance) / (full - chance); None where full <= chance."""
     return (accuracy - chance) / (full - chance) if full > chance else None
@@ -193,7 +168,7 @@ def retained(full: ArrayLike, other: ArrayLike, clusters: Clusters | None = None
     spread) count as beyond both limits, and a limit that lands among them is nan; so are both where no answer changed, as a
     bootstrap cannot draw what was never seen. Raises UsageError as `paired`.
     """
-    before, after = _both(_answers(full), _answers(other))
+    before, after = both(_answers(full), _answers(other))
     groups = np.arange(before.size) if clusters is None else _groups(clusters, before.size)
     value, count = chance_corrected(float(after.mean()), float(before.mean()), chance), int(groups.max()) + 1
     if value is None or count < 2 or (before == after).all():
@@ -236,7 +211,8 @@ def _answers(values: ArrayLike) -> Values:
     return answers
 
 
-def _both(first: ArrayLike, second: ArrayLike) -> tuple[Values, Values]:
+def both(first: ArrayLike, second: ArrayLike) -> tuple[Values, Values]:
+    """Return two arrays of one shape with at least one value. Raises UsageError for others."""
     one, two = np.asarray(first), np.asarray(second)
     if one.shape != two.shape or not one.size:
         raise UsageError(f"{one.size} values against {two.size}: give both sides of the same documents and choices, at least one")
@@ -289,10 +265,3 @@ def _score_limits(lost: int, gained: int, n: int, reach: float) -> tuple[float, 
     value = (gained - lost) / n
     low, high = (brentq(excess, value + 1e-12 * end, end) if value != end else end for end in (-1.0, 1.0))
     return float(low), float(high)
-
-
-def _relative_entropy(full: Values, other: Values) -> float:
-    log_p, log_q = (log_softmax(x if np.isfinite(x).any() else np.zeros(x.shape)) for x in (full, other))
-    possible = log_p != -math.inf
-    # In logarithms, unlike scipy's rel_entr: a probability too small for a float is not an impossible choice.
-    return float(np.exp(log_p[possible]) @ (log_p[possible] - log_q[possible]))

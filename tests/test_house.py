@@ -19,11 +19,11 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ROWS = (
     ("evalkit", "errors", "trie", "entries", "shares", "hook", "build_hook", "model", "layer", "masks"),
     ("cache", "counters", "rooms", "fetch", "sampling", "store", "stats", "budget", "reading"),
-    ("policy", "kernels", "data", "plan", "runs"),
+    ("policy", "kernels", "data", "plan", "runs", "likeness"),
     ("policies._codes", "tokens", "spots"),
     ("policies._packed", "memory", "report"),
     ("policies.*", "policies", "attention", "decoding", "documents", "simulation", "formats", "plots", "html"),
-    ("packing", "calibration", "settings", "listing", "sections"),
+    ("packing", "calibration", "settings", "listing", "sections", "gallery"),
     ("engine", "ledger", "compare"),
     ("scoring", "requests"),
     ("session",),

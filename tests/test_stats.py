@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 from statsmodels.stats.power import NormalIndPower
 
-from evalkit import stats
+from evalkit import likeness, stats
 from evalkit.errors import UsageError
 
 
@@ -265,25 +265,25 @@ def test_the_detectable_difference_is_never_0_and_grows_with_the_flips() -> None
 
 
 def test_agreement_counts_a_wrong_to_another_wrong_choice_as_a_change() -> None:
-    assert stats.agreement([0, 1, 2, 3], [0, 1, 3, 3]) == 0.75
+    assert likeness.agreement([0, 1, 2, 3], [0, 1, 3, 3]) == 0.75
 
 
 def test_kappa_is_the_published_one() -> None:
     # Two readers of 50 proposals, 20 yes-yes, 5 yes-no, 10 no-yes, 15 no-no: 0.4, the example in Wikipedia's "Cohen's kappa".
     first, second = np.repeat([1, 1, 0, 0], [20, 5, 10, 15]), np.repeat([1, 0, 1, 0], [20, 5, 10, 15])
-    assert stats.kappa(first, second) == pytest.approx(0.4)
-    assert stats.kappa(first, first) == 1
-    assert math.isnan(stats.kappa([2, 2, 2], [2, 2, 2]))
-    assert stats.kappa([2, 2, 2], [1, 1, 1]) == 0
+    assert likeness.kappa(first, second) == pytest.approx(0.4)
+    assert likeness.kappa(first, first) == 1
+    assert math.isnan(likeness.kappa([2, 2, 2], [2, 2, 2]))
+    assert likeness.kappa([2, 2, 2], [1, 1, 1]) == 0
 
 
 def test_divergence_is_the_published_one() -> None:
     # Kullback (1959), Information Theory and Statistics, example 2.1, as Wikipedia's article on the divergence works it:
     # from (9, 12, 4)/25, a binomial distribution, to the uniform one 0.0853 nats, and back 0.0975.
     p, q = np.log(np.array([9, 12, 4]) / 25), np.zeros(3)
-    assert stats.divergence([p], [q]) == pytest.approx((32 * math.log(2) + 55 * math.log(3) - 50 * math.log(5)) / 25)
-    assert stats.divergence([q], [p]) == pytest.approx((-4 * math.log(2) - 6 * math.log(3) + 6 * math.log(5)) / 3)
-    assert stats.divergence([p, [0.0, -1.0]], [q, [5.0, 4.0]]) == pytest.approx(0.0852996 / 2, abs=1e-6)
+    assert likeness.divergence([p], [q]) == pytest.approx((32 * math.log(2) + 55 * math.log(3) - 50 * math.log(5)) / 25)
+    assert likeness.divergence([q], [p]) == pytest.approx((-4 * math.log(2) - 6 * math.log(3) + 6 * math.log(5)) / 3)
+    assert likeness.divergence([p, [0.0, -1.0]], [q, [5.0, 4.0]]) == pytest.approx(0.0852996 / 2, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_divergence_is_the_published_one() -> None:
     ],
 )
 def test_divergence_handles_impossible_choices(full: list[float], other: list[float], expected: float) -> None:
-    assert stats.divergence([full], [other]) == pytest.approx(expected, nan_ok=True)
+    assert likeness.divergence([full], [other]) == pytest.approx(expected, nan_ok=True)
 
 
 def test_an_average_of_tasks_is_unweighted_with_errors_in_quadrature() -> None:
@@ -422,11 +422,11 @@ def test_the_pareto_front_keeps_ties_and_leaves_out_what_is_beaten() -> None:
         lambda: stats.paired([0, 1], [0]),
         lambda: stats.paired([0, 1], [0, 2]),
         lambda: stats.retained([0, 1], [0]),
-        lambda: stats.agreement([1], [1, 2]),
-        lambda: stats.kappa([], []),
-        lambda: stats.divergence([], []),
-        lambda: stats.divergence([[0.0]], [[0.0], [0.0]]),
-        lambda: stats.divergence([[0.0, 0.0]], [[0.0]]),
+        lambda: likeness.agreement([1], [1, 2]),
+        lambda: likeness.kappa([], []),
+        lambda: likeness.divergence([], []),
+        lambda: likeness.divergence([[0.0]], [[0.0], [0.0]]),
+        lambda: likeness.divergence([[0.0, 0.0]], [[0.0]]),
         lambda: stats.average([]),
     ],
 )
