@@ -122,6 +122,41 @@ def gallery(
 
 
 @app.command()
+def retention(
+    out: Annotated[Path, typer.Option(help="The run's folder; one that was begun is taken up.")] = Path("runs/retention"),
+    protocol: Annotated[Path | None, typer.Option(help="FILE.yaml; the one that ships with evalkit unless given.")] = None,
+    model: Annotated[str | None, typer.Option(help="A hub name, folder or GGUF file; else the recall model.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="The weights' type, such as bfloat16.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policies with commas, as full,h2o,quest(dense_layers=0).")] = None,
+    budget: Annotated[str | None, typer.Option(help="Budgets with commas, as 0.1,0.3.")] = None,
+    source: Annotated[str | None, typer.Option(help="builtin, lmsys, or a JSON Lines or Parquet file.")] = None,
+    language: Annotated[str | None, typer.Option(help="Of the conversations, where a source tells it.")] = None,
+    bucket: Annotated[str | None, typer.Option(help="Ranges of context lengths with commas, as 1k-2k,4k-8k.")] = None,
+    bucket_by: Annotated[str | None, typer.Option(help="query: the context at the last one; conversation: all of it.")] = None,
+    conversations: Annotated[str | None, typer.Option(help="In each bucket.")] = None,
+    turns: Annotated[str | None, typer.Option(help="After which turns to ask, with commas.")] = None,
+    inject_at: Annotated[str | None, typer.Option(help="Before which turn the fact is told.")] = None,
+    headroom: Annotated[str | None, typer.Option(help="Positions of the model that are left free.")] = None,
+    replies: Annotated[str | None, typer.Option(help="replay the source's, or generate the model's own.")] = None,
+    reply_cap: Annotated[str | None, typer.Option(help="Tokens of a generated reply, at most.")] = None,
+    answer_cap: Annotated[str | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+    control: Annotated[str | None, typer.Option(help="true or false: also ask without having told.")] = None,
+    fuzzy: Annotated[str | None, typer.Option(help="The likeness, of 100, that counts as nearly right.")] = None,
+    seed: Annotated[str | None, typer.Option(help="Draws conversations and facts.")] = None,
+    together: Annotated[str | None, typer.Option(help="Conversations that go on side by side.")] = None,
+    margin: Annotated[str | None, typer.Option(help="The loss, in points, that still counts as none.")] = None,
+    jobs: Annotated[int, typer.Option(help="Worker processes, each with the model in memory.", min=1)] = 1,
+) -> None:
+    """Tell facts, go on talking, ask for them: print what each policy still recalls, and why."""
+    given = {name: value for name, value in locals().items() if name not in ("out", "protocol", "jobs")}
+    from evalkit.retention.run import prepared
+
+    prepared(protocol, out, given, jobs).run()
+    report(out)
+
+
+@app.command()
 def demo(
     limit: Annotated[int | None, typer.Option(help="Items of each task.", min=1)] = None,
     out: Annotated[Path, typer.Option(help="The run's folder; another run there is moved aside.")] = Path("runs/demo"),
@@ -159,10 +194,14 @@ def report(
     """Print a run's accuracy against budget, its differences to full and the smallest budgets that are ok."""
     from evalkit import report as reports
     from evalkit.formats import chosen
+    from evalkit.retention.report import retained
     from evalkit.runs import Run
     from evalkit.sections import save, told
 
     chosen(kind)
+    if recalled := retained(run):
+        recalled.put(kind)
+        return
     loaded = Run.load(run)
     found = reports.report(loaded)
     _tell_missing(run, len(found.incomplete))

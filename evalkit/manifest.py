@@ -52,7 +52,7 @@ def manifest(
         "models": [_model(plan, *model) for model in models],
         "tasks": list(tasks),
         "cells": [cell for model in models for cell in _cells(plan, *model, tasks)],
-        "versions": _versions(),
+        "versions": versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"system": platform.system(), "processor": platform.machine(), "python": platform.python_version()},
         "command": " ".join(["evalkit", *sys.argv[1:]]),
@@ -74,7 +74,7 @@ def agrees(written: Mapping[str, Any], plan: Plan, tasks: Sequence[Mapping[str, 
     return [cell["key"] for cell in cells] == [cell["key"] for cell in written["cells"]]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     return {"evalkit": __version__, **{name: version(name) for name in PACKAGES}}
 
 
@@ -100,16 +100,16 @@ def _cells(
     """One model's cells; each key is a digest of all that can change one of its numbers."""
     shared = {"plan": {**plan.identity(), "policies": None, "budgets": None, "protocols": None, "tasks": None, "models": None}}
     shared |= {"model": dict(described), "args": choice.args, "tasks": {task["name"]: task["digest"] for task in tasks}}
-    versions, asked = _versions(), policies(plan)
+    used, asked = versions(), policies(plan)
     cells = []
     for protocol in plan.protocols:
         for name, policy in asked:
             own = {"model": choice.name, "protocol": protocol, "policy": name, "budget": str(policy.budget), "knobs": policy.knobs}
-            cells.append({**own, "floors": _floors(policy, encoded), "key": digest([shared, versions, own, _source(policy)])})
+            cells.append({**own, "floors": _floors(policy, encoded), "key": digest([shared, used, own, _source(policy)])})
         if plan.noise_floor:
             rows = {"row_tokens": max(1, plan.row_tokens // OTHER_ROWS)}
             own = {"model": choice.name, "protocol": protocol, "policy": FULL, "budget": "100%", "knobs": rows}
-            cells.append({**own, "floors": [], "key": digest([shared, versions, own])})
+            cells.append({**own, "floors": [], "key": digest([shared, used, own])})
     return cells
 
 

@@ -16,10 +16,19 @@ def highest(scores: Tensor, count: Tensor | int, among: Tensor) -> Tensor:
 
     `count` is a number or a tensor that broadcasts to the scores' leading axes.
     """
-    order = scores.masked_fill(~among, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-    ranks = torch.arange(scores.shape[-1], device=scores.device)
-    best = ranks < (count[..., None] if isinstance(count, Tensor) else count)
-    return torch.zeros_like(among).scatter(-1, order, best.expand_as(order)) & among
+    scores = scores.masked_fill(~among, float("-inf"))
+    wanted = count[..., None] if isinstance(count, Tensor) else torch.tensor([count], device=scores.device)
+    most = min(int(wanted.max()), scores.shape[-1]) if wanted.numel() else 0
+    if most < 1:
+        return torch.zeros_like(among)
+    best = scores.topk(most, dim=-1).values  # far cheaper than a stable sort
+    least = best.gather(-1, wanted.clamp(1, most).sub(1).expand(*best.shape[:-1], 1))
+    chosen = (scores >= least) & among & (wanted > 0)
+    if not bool((chosen.sum(-1, keepdim=True) > wanted).any()):
+        return chosen
+    above = chosen & (scores > least)
+    equal = chosen & ~above
+    return above | (equal & (equal.cumsum(-1) <= wanted - above.sum(-1, keepdim=True)))
 
 
 def pieces(count: int, each: int) -> Iterator[tuple[int, int]]:

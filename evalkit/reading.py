@@ -28,13 +28,18 @@ def read(path: Path, model: type[Model], otherwise: str) -> Model:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from None
     fields = _parsed(path, text)
+    return checked(fields, model, str(path))
+
+
+def checked(fields: object, model: type[Model], where: str) -> Model:
+    """Return `fields` as `model` has them; `where` they are from stands at the head of what UsageError says."""
     if not isinstance(fields, dict):
         held = "is empty" if fields is None else f"holds {_short(fields)}, not fields"
-        raise UsageError(f"{path} {held}: a {model.__name__.lower()} needs {_required(model)}")
+        raise UsageError(f"{where} {held}: a {model.__name__.lower()} needs {_required(model)}")
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise UsageError(f"{path}: {_told(error, model)}") from None
+        raise UsageError(f"{where}: {_told(error, model)}") from None
 
 
 def refusal(reason: str, *inside: Step) -> PydanticCustomError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
@@ -187,6 +188,7 @@ def cluster(address: str, count: int | None) -> Crews:
         joined = not ray.is_initialized()
         try:
             if joined:
+                _knock(address)
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             raise UsageError(
@@ -199,6 +201,13 @@ def cluster(address: str, count: int | None) -> Crews:
                 ray.shutdown()
 
     return crew
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody answers at host:port; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _hands(ray: Any, make: Make, count: int | None) -> list[Any]:

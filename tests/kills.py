@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from evalkit.harness.export import export  # noqa: F401  imported once, before all forks
 from evalkit.sweep import Sweep
-from tests.stub import loader, noted, planned
+from tests.stub import loader, mini_alone, noted, planned
 
 NAP = 0.01  # seconds of a pack
 PLAN: dict[str, Any] = {
@@ -92,4 +92,5 @@ def main(folder: Path, kills: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    with mini_alone():
+        main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from evalkit.harness.tasks import Item
+from evalkit.harness import tasks
 from evalkit.harness.worker import Answered, Asking, Encoded, Pack, Ready, Scored
 from evalkit.plan import ModelChoice, Plan
 from evalkit.shares import QUANTITIES
@@ -24,6 +26,15 @@ LEAST: dict[str, Any] = {
 IDENTITY: dict[str, Any] = {
     "folder": "stub", "digest": "0" * 16, "dtype": "float32", "device": "cpu", "attn": "sdpa", "positions": 4096,
 }  # fmt: skip
+
+
+@contextmanager
+def mini_alone() -> Iterator[None]:
+    """Keep lm-eval from indexing its thousands of tasks while inside: a sweep knows the mini suite alone."""
+    tasks._manager.cache_clear()
+    with patch.object(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False)):
+        yield
+    tasks._manager.cache_clear()
 
 
 def planned(**changes: Any) -> Plan:
@@ -49,7 +60,7 @@ class Stub:
     def described(self) -> dict[str, Any]:
         return {**IDENTITY, **dict(self.identity)}
 
-    def encoded(self, items: Sequence[Item]) -> Encoded:
+    def encoded(self, items: Sequence[tasks.Item]) -> Encoded:
         pairs = [tuple((tuple(a.encode()), tuple(b.encode())) for a, b in item.requests) for item in items]
         return Encoded([Ready(item.doc_id, found) for item, found in zip(items, pairs, strict=True)], 0, 0)
 

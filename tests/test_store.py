@@ -35,7 +35,8 @@ def refusal(call, *given) -> str:
 
 def everything(folder: Path) -> dict[str, bytes]:
     """All files below a folder, but for the lock."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 # Packs
@@ -54,7 +55,7 @@ def test_a_pack_cut_short_anywhere_is_damaged(store):
     whole = path.read_bytes()
     for length in [*range(0, len(whole) - 1, 97), *range(len(whole) - 100, len(whole) - 1)]:
         path.write_bytes(whole[:length])
-        with pytest.raises(Damaged, match="0001.jsonl is cut short or was changed: run the sweep again, which sets it aside"):
+        with pytest.raises(Damaged, match=r"0001\.jsonl is cut short or was changed: run the sweep again, which sets it aside"):
             store.read(NAME)
 
 
@@ -77,13 +78,13 @@ def test_what_is_no_pack_is_damaged(store, content):
 def test_a_pack_of_another_run_is_refused(store, tmp_path):
     other = write_run(tmp_path / "other", model="smol", policies=("full", "h2o"), **SMALL)
     NAME.path(other.folder).replace(NAME.path(store.folder))
-    with pytest.raises(Damaged, match=f"belongs to another run .smol/prompt/piqa/0001 of {other.digest}.: run the sweep again"):
+    with pytest.raises(Damaged, match=rf"belongs to another run \(smol/prompt/piqa/0001 of {other.digest}\): run the sweep again"):
         store.read(NAME)
 
 
 def test_a_pack_in_another_ones_place_is_refused(store):
     NAME.path(store.folder).write_bytes(PackName("smol", "prompt", "boolq", 1).path(store.folder).read_bytes())
-    with pytest.raises(Damaged, match="belongs to another run .smol/prompt/boolq/0001 of "):
+    with pytest.raises(Damaged, match=r"belongs to another run \(smol/prompt/boolq/0001 of "):
         store.read(NAME)
 
 
@@ -187,7 +188,8 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
 
 def test_a_read_only_file_system_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", failing(errno.EROFS))
-    with pytest.raises(UsageError, match=rf"cannot write {tmp_path / 'run'}: Read-only file system\. What was"), locked(tmp_path / "run"):
+    run = tmp_path / "run"
+    with pytest.raises(UsageError, match=rf"cannot write {run}: Read-only file system\. What was"), locked(run):
         pass
 
 
@@ -205,9 +207,20 @@ def test_errors_inside_a_lock_are_not_taken_for_its_own(tmp_path):
         (tmp_path / "nothing").read_text()
 
 
+HOLDER = """
+import sys
+from pathlib import Path
+from evalkit.store import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    input()
+"""
+
+
 def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
-    hold = f"from evalkit.store import locked\nfrom pathlib import Path\nwith locked(Path({str(tmp_path)!r})): print('held', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
         assert first.stdout.readline() == "held\n"
         with pytest.raises(UsageError, match=f"another process is writing to {tmp_path}: wait for it"), locked(tmp_path):
             pass
@@ -227,14 +240,16 @@ def test_a_run_is_taken_up_if_only_what_stands_aside_differs(store, name):
         assert Store.create(store.folder, given).digest == store.digest
     else:
         line = refusal(Store.create, store.folder, given)
-        assert line.startswith(f"{store.folder} holds another run ({name}: here \"something else\", there ")
+        assert line.startswith(f'{store.folder} holds another run ({name}: here "something else", there ')
         assert everything(store.folder) == before
 
 
 def test_the_difference_is_named_where_it_is(store):
     given = manifest(**SMALL)
     given["models"] = [{**given["models"][0], "dtype": "float64"}]
-    with pytest.raises(OtherRun, match='models.0.dtype: here "float64", there "float32".: give another folder, or what that run'):
+    with pytest.raises(
+        OtherRun, match=r'models\.0\.dtype: here "float64", there "float32"\): give another folder, or what that run'
+    ):
         Store.create(store.folder, given)
 
 
@@ -256,7 +271,8 @@ def test_what_is_identity_is_what_is_not_aside():
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
-    assert refusal(Store.create, tmp_path, manifest()) == f"{tmp_path} holds other files and no run.json: give an empty or a new folder"
+    line = refusal(Store.create, tmp_path, manifest())
+    assert line == f"{tmp_path} holds other files and no run.json: give an empty or a new folder"
     assert everything(tmp_path) == {"thesis.tex": b"mine"}
 
 

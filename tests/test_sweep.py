@@ -18,20 +18,21 @@ from evalkit.plan import DECISIVE, INDIFFERENT
 from evalkit.policies import names
 from evalkit.runs import Run
 from evalkit.settings import Settings
-from evalkit.store import OtherRun, Store
+from evalkit.store import OtherRun, Store, locked
 from evalkit.sweep import Sweep, prepared
 from tests.kills import PLAN
-from tests.stub import IDENTITY, SIX, loader, noted, planned
+from tests.stub import IDENTITY, SIX, loader, mini_alone, noted, planned
 
 ROOT = Path(__file__).parent.parent
 KILLS, SEED = 50, 0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _frozen():
-    """Keep what is loaded out of the garbage collections that statsmodels asks for at every adjustment."""
+def _light():
+    """Keep what is loaded out of the garbage collections that statsmodels asks for at every adjustment, and lm-eval's tasks unread."""
     gc.freeze()
-    yield
+    with mini_alone():
+        yield
     gc.unfreeze()
 
 
@@ -140,7 +141,8 @@ def test_a_pack_that_is_gone_or_damaged_is_scored_anew_and_alone(swept, tmp_path
     damaged.path(store.folder).write_text("{")
     lines: list[str] = []
     Sweep(planned(), store.folder, loader=loader(tmp_path / "again.log"), say=lines.append).run()
-    assert noted(tmp_path / "again.log") == ["loaded", *([name.task, "prompt", store.documents_of(name)] for name in (gone, damaged))]
+    scored = [[name.task, "prompt", store.documents_of(name)] for name in (gone, damaged)]
+    assert noted(tmp_path / "again.log") == ["loaded", *scored]
     assert lines[0].startswith(f"evalkit: {damaged.path(store.folder)} is cut short or was changed")
     (aside,) = store.folder.rglob("*.damaged")
     assert str(aside) in lines[1]
@@ -246,7 +248,7 @@ def test_without_a_limit_all_documents_are_asked(swept):
         ({"policies": [{"name": "h2o", "knobs": {"every_step": "perhaps"}}]}, "h2o: every_step='perhaps' is not allowed"),
         ({"policies": ["snapkv"], "protocols": ["prompt", "stream"]}, "cannot run under protocol=stream: use protocol=prompt"),
         ({"policies": ["kivi"], "budgets": [0.01]}, "budget=1%"),
-        ({"tasks": ["mini_copa"], "fewshot": 2}, "no split that examples could come from|examples to draw from"),
+        ({"tasks": ["mini_copa"], "fewshot": 9999}, "task mini_copa has [0-9]+ examples to draw from, fewer than fewshot 9999"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_a_model_is_loaded(swept, tmp_path, changes, line):
@@ -270,15 +272,9 @@ def test_a_task_whose_rows_cannot_be_had_is_one_line(swept, monkeypatch):
 
 
 def test_a_second_sweep_on_the_folder_is_refused(swept, tmp_path):
-    with manifest_locked(tmp_path / "run"), pytest.raises(UsageError, match="another process is writing to"):
+    with locked(tmp_path / "run"), pytest.raises(UsageError, match="another process is writing to"):
         swept()
     assert swept()[1]
-
-
-def manifest_locked(folder: Path) -> Any:
-    from evalkit.store import locked
-
-    return locked(folder)
 
 
 # Keys and identity
@@ -314,12 +310,10 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 
 
-def cells_of(plan: Any, tasks: Any = ({"name": "t", "digest": "d"},), **identity: Any) -> list[dict[str, Any]]:
-    """The cells of a plan, without tasks and models at hand."""
-    from evalkit.harness.worker import Encoded
-
-    models = [(choice, {**IDENTITY, **identity}, {"t": Encoded([], 0, 0)}) for choice in plan.models]
-    return manifest.manifest(plan, models, tasks)["cells"]
+def cells_of(plan: Any, digest: str = "", **identity: Any) -> list[dict[str, Any]]:
+    """The cells of a plan, whose tasks and models are told and not loaded."""
+    models = [(choice, {**IDENTITY, **identity}, {}) for choice in plan.models]
+    return manifest.manifest(plan, models, [{"name": task, "digest": digest} for task in plan.tasks])["cells"]
 
 
 def keys_of(plan: Any, **given: Any) -> set[str]:
@@ -327,20 +321,19 @@ def keys_of(plan: Any, **given: Any) -> set[str]:
 
 
 BASE = {"policies": ["h2o"], "budgets": [0.1]}
+CHOOSING = {"policies.name", "policies.knobs", "policies.budgets", "budgets"}  # add and leave out cells; full stays what it was
 
 
 @pytest.mark.parametrize("name", sorted(DECISIVE | INDIFFERENT))
 def test_every_field_of_a_plan_takes_its_side_in_the_keys(name):
     base, other = (keys_of(planned(**{**BASE, **changes})) for changes in ({}, OTHER[name]))
     assert (base == other) == (name in INDIFFERENT)
-    if name in DECISIVE - {"policies.name", "policies.knobs", "policies.budgets", "budgets", "noise_floor", "tasks"}:
+    if name in DECISIVE - CHOOSING:
         assert not base & other, "another plan's cell bears the same key"
 
 
-def test_other_tasks_change_every_key_by_their_digests():
-    plan = planned(**BASE)
-    assert not keys_of(plan) & keys_of(plan, tasks=[{"name": "t", "digest": "e"}])
-    assert not keys_of(plan) & keys_of(plan, tasks=[{"name": "t", "digest": "d"}, {"name": "u", "digest": "d"}])
+def test_what_tasks_ask_and_expect_changes_every_key():
+    assert not keys_of(planned(**BASE)) & keys_of(planned(**BASE), digest="another")
 
 
 def test_every_setting_is_in_the_plan_or_said_by_the_worker():

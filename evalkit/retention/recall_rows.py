@@ -16,7 +16,9 @@ SPECIALS = ("<|pad|>", "<|bos|>", "<|user|>", "<|assistant|>", "<|end|>")
 PAD, BOS, USER, ASSISTANT, END = range(len(SPECIALS))
 VOCABULARY = 3072
 KEPT = {"the", "a", "an", "at", "of"}  # words of an answer that every value shares with it
+ANY = 0.4  # the share of values that are tokens in no order, so that every token is met as part of one
 NAMES = 0.55  # the share of invented names among the words of a value
+MARKS = (("-", "-", "-"), ("1.", "2.", "3."))  # of lists
 GENERAL = 0.25  # the share of facts of the form "my <key> is <value>"
 
 Row = tuple[list[int], list[bool]]  # token ids, and which of them are answers
@@ -50,9 +52,11 @@ class Words:
 
     def name(self, rng: random.Random) -> str:
         """An invented name of two to four syllables that is no word of a held-out answer."""
-        syllable = lambda: rng.choice(self["onsets"]) + rng.choice(self["vowels"]) + rng.choice([*self["codas"], "", "", "", ""] * 2)  # noqa: E731
+        codas = [*self["codas"], *[""] * 8]
+        syllable = lambda: rng.choice(self["onsets"]) + rng.choice(self["vowels"]) + rng.choice(codas)  # noqa: E731
         start = rng.choice(self["vowels"])[:1] if rng.random() < 0.2 else ""
-        name = start + "".join(syllable() for _ in range(rng.choice((1, 1, 2)))) + rng.choice(["", *self["onsets"]]) + rng.choice(self["endings"])
+        middle = "".join(syllable() for _ in range(rng.choice((1, 1, 2))))
+        name = start + middle + rng.choice(["", *self["onsets"]]) + rng.choice(self["endings"])
         return self.name(rng) if name in self.held else name
 
     def value(self, form: str, rng: random.Random) -> str:
@@ -86,14 +90,13 @@ class Words:
             lambda: f"{of('openers')} {of('doings')} the {noun()} {of('ways')}, then {of('doings')} it {of('places')}.",
             lambda: f"How do I {of('doings')} a {of('qualities')} {noun()} {of('ways')}?",
             lambda: f"Is the {noun()} {of('qualities')} or should I {of('doings')} the {noun()} {of('places')}?",
-            lambda: f"If your {noun()} is too {of('qualities')}, {of('doings')} {number()} of the {noun()}s and {of('doings')} the rest.",
+            lambda: f"If your {noun()} is {of('qualities')}, {of('doings')} {number()} of the {noun()}s and {of('doings')} it.",
             lambda: f"{of('openers')} it is {number()}.{number()} {noun()}s for {number()} {noun()}s, about {number()} percent.",
-            lambda: "\n".join(f"{mark} {of('doings')} the {noun()} {of('places')}" for mark in rng.choice((("-", "-", "-"), ("1.", "2.", "3."))))
-            + "\n",
-            lambda: f"`{noun()}_{noun()} = {noun()}({number()}, '{noun()}')` and {of('doings')} ({of('ways')}) {number()}/{number()}.",
+            lambda: "".join(f"{mark} {of('doings')} the {noun()} {of('places')}\n" for mark in rng.choice(MARKS)),
+            lambda: f"`{noun()}_{noun()} = {noun()}({number()}, '{noun()}')` and {of('doings')} ({of('ways')}) {number()}.",
             lambda: f"My {noun()} {of('did')} {of('ways')}, but I don't {of('doings')} what the {noun()} is for.",
             lambda: " ".join(rng.choice(every) for _ in range(rng.randrange(4, 14))) + rng.choice(".?!,"),
-            lambda: f"{self.name(rng).title()} and {self.name(rng).title()} {of('did')} a {rng.choice(self.values)} near the {noun()}.",
+            lambda: f"{self.name(rng).title()} and {self.name(rng).title()} {of('did')} a {noun()} and the {noun()}.",
         )
         return rng.choice(forms)()
 
@@ -126,6 +129,12 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def replaced(ids: list[int], part: list[int], other: list[int]) -> list[int]:
+    """The tokens with `other` where `part` is first."""
+    start = next(start for start in range(len(ids)) if ids[start : start + len(part)] == part)
+    return [*ids[:start], *other, *ids[start + len(part) :]]
+
+
 class Rows:
     """Makes rows of a given length from templates, word lists and filler; every draw comes from the generator it is given."""
 
@@ -143,25 +152,29 @@ class Rows:
 
     def fact(self, template: Template, rng: random.Random) -> tuple[list[int], Row]:
         """A fact with a new value: the two messages that tell it; and the question with its answer, the answer marked."""
-        value = self.words.value(template.form, rng)
-        reply = template.reply if rng.random() < 0.5 else rng.choice(self.words["replies"])
-        told = self.message(USER, template.statement.replace("{v}", value)) + self.message(ASSISTANT, reply)
+        text = self.words.value(template.form, rng)
+        told, value = self.message(USER, template.statement.replace("{v}", text)), self.encode(text)
+        if rng.random() < ANY:
+            other = [rng.randrange(END + 1, VOCABULARY) for _ in range(rng.randint(1, 6))]
+            told, value = replaced(told, value, other), other
+        told += self.message(ASSISTANT, template.reply if rng.random() < 0.5 else rng.choice(self.words["replies"]))
         question = [*self.message(USER, rng.choice(template.questions)), ASSISTANT]
-        answer = [*self.encode(value), END]
+        answer = [*value, END]
         return told, (question + answer, [False] * len(question) + [True] * len(answer))
 
     def drawn(self, count: int, rng: random.Random) -> list[Template]:
         """Different templates: most of the written facts, some of the general form."""
         general = sum(rng.random() < GENERAL for _ in range(count))
-        written = rng.sample(self.facts, min(count - general, len(self.facts)))
         keys = rng.sample(self.words["keys"], min(general, len(self.words["keys"])))
-        fill = lambda text, key: text.replace("{k}", key)  # noqa: E731
-        questions = self.words["questions"]
-        both = [
-            *written,
-            *(Template(fill(rng.choice(self.words["statements"]), key), "Okay.", tuple(fill(q, key) for q in questions), "word") for key in keys),
-        ]
+        both = [*rng.sample(self.facts, min(count - general, len(self.facts))), *(self.general(key, rng) for key in keys)]
         return rng.sample(both, len(both))
+
+    def general(self, key: str, rng: random.Random) -> Template:
+        """A fact of the form "my <key> is <value>"."""
+        statement, *questions = (
+            text.replace("{k}", key) for text in (rng.choice(self.words["statements"]), *self.words["questions"])
+        )
+        return Template(statement, "Okay.", tuple(questions), "word")
 
     def turn(self, limit: int, rng: random.Random) -> list[int]:
         """A user's message and a reply of filler, at most `limit` tokens."""
@@ -174,7 +187,7 @@ class Rows:
         first = rng.choice((0.05, 0.3, 0.5, 0.7))
         events: list[tuple[float, Row]] = []
         room = length - 1
-        for number, template in enumerate(self.drawn(max(1, length // rng.choice((75, 75, 100, 150, 300))), rng)):
+        for number, template in enumerate(self.drawn(max(1, length // rng.choice((70, 70, 85, 120, 300))), rng)):
             told, asked = self.fact(template, rng)
             cost = len(told) + len(asked[0])
             if cost > room:

@@ -1,0 +1,211 @@
+"""Which conversations fill a bucket, and which fact is told in each; knows lengths in tokens, and no model.
+
+A conversation whose length fits is taken as it is. Where a source has too few, turns are merged (several exchanges count as one) and
+conversations are joined (the beginnings of several, in equal shares, one after the other); each script says which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from random import Random
+from typing import Literal
+
+from ..errors import UsageError
+from .chat import Chat, Tokens
+from .facts import Fact
+from .protocol import Bucket, Protocol
+from .scores import normalised
+from .sources import Conversation
+
+Making = Literal["whole", "merged", "joined"]
+TRIES = 40  # draws for each conversation that is wanted, before a source counts as too small
+
+
+@dataclass(frozen=True)
+class Script:
+    """A conversation to be had: its exchanges up to the last query, and the fact told in it."""
+
+    id: str
+    making: Making
+    sources: tuple[str, ...]
+    exchanges: tuple[tuple[str, str], ...]
+    turns: int  # that the exchanges make, as equal in number as can be
+    fact: Fact
+
+    def end(self, turn: int) -> int:
+        """Return how many exchanges there were when a turn has ended."""
+        return turn * len(self.exchanges) // self.turns
+
+    def question(self, turn: int) -> str:
+        """Return what is asked after a turn; the phrasings take turns."""
+        return self.fact.questions[turn // 2 % len(self.fact.questions)]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Exchanges that may become a script."""
+
+    making: Making
+    sources: tuple[str, ...]
+    exchanges: tuple[tuple[str, str], ...]
+    beyond: int = 0  # tokens of the conversation after them
+
+    @cached_property
+    def words(self) -> str:
+        """All that is said, normalised."""
+        return normalised("\n".join(part for exchange in self.exchanges for part in exchange))
+
+
+@dataclass
+class Casting:
+    """Conversations and facts on their way into buckets."""
+
+    protocol: Protocol
+    chat: Chat
+    conversations: Sequence[Conversation]
+    facts: Sequence[Fact]
+    positions: int  # that the model has
+
+    def __post_init__(self) -> None:
+        self.size = lru_cache(maxsize=None)(self._size)
+
+    @property
+    def last(self) -> int:
+        """The turn of the last query."""
+        return max(self.protocol.turns)
+
+    def scripts(self, bucket: Bucket) -> list[Script]:
+        """Return a bucket's scripts; fewer than asked for where the source has no more. Raises UsageError where it has none."""
+        if bucket[0] + self.protocol.headroom > self.positions:
+            raise UsageError(
+                f"bucket={bucket} with headroom={self.protocol.headroom} does not fit the model's {self.positions} positions: "
+                "give shorter ones"
+            )
+        draw = Random(f"{self.protocol.seed} {bucket}")
+        facts, found, taken = draw.sample(list(self.facts), len(self.facts)), list[Script](), set[tuple[str, ...]]()
+        for draft in self.drafts(bucket, draw):
+            if draft.sources in taken:
+                continue
+            script = self.paired(draft, facts, f"{bucket}/{len(found):04d}")
+            if script and self.fits(script, bucket, draft.beyond):
+                facts.remove(script.fact)
+                facts.append(script.fact)  # the one told last is told again last
+                found.append(script)
+                taken.add(script.sources)
+            if len(found) == self.protocol.conversations:
+                break
+        if not found:
+            raise UsageError(
+                f"source={self.protocol.source} fills no conversation of {self.last} turns into bucket={bucket}: give other buckets, "
+                "fewer turns or another source"
+            )
+        return found
+
+    def drafts(self, bucket: Bucket, draw: Random) -> Iterator[Draft]:
+        """Yield what may fill a bucket: conversations as they are, then with merged turns, then joined."""
+        able = [one for one in self.conversations if len(one.exchanges) >= self.last]
+        for one in draw.sample(able, len(able)):
+            beyond = one.exchanges[self.last :] if self.protocol.bucket_by == "conversation" else ()
+            yield Draft("whole", (one.id,), one.exchanges[: self.last], sum(map(self.size, beyond)))
+        for one in draw.sample(able, len(able)):
+            count = self.reaching(one.exchanges, draw.uniform(*bucket))
+            if count > self.last:
+                yield Draft("merged", (one.id,), one.exchanges[:count])
+        for _ in range(TRIES * self.protocol.conversations):
+            if joined := self.joined(draw.uniform(*bucket), draw):
+                yield joined
+
+    def joined(self, target: float, draw: Random) -> Draft | None:
+        """Join the beginnings of as many conversations as it takes, two at least, in equal shares until they reach `target` tokens."""
+        order, parts, whole = draw.sample(list(self.conversations), len(self.conversations)), list[Conversation](), 0
+        while order and (len(parts) < 2 or whole < target):
+            parts.append(order.pop())
+            whole += sum(map(self.size, parts[-1].exchanges))
+        shares, tokens = [0] * len(parts), 0
+        while len(parts) > 1 and (tokens < target or sum(shares) < self.last):
+            open_ = [place for place, part in enumerate(parts) if shares[place] < len(part.exchanges)]
+            if not open_:
+                return None
+            least = min(open_, key=shares.__getitem__)
+            tokens += self.size(parts[least].exchanges[shares[least]])
+            shares[least] += 1
+        exchanges = tuple(exchange for part, share in zip(parts, shares, strict=True) for exchange in part.exchanges[:share])
+        return Draft("joined", tuple(part.id for part in parts), exchanges) if len(parts) > 1 else None
+
+    def reaching(self, exchanges: Sequence[tuple[str, str]], target: float) -> int:
+        """Return how many of the exchanges it takes to reach `target` tokens; all where they do not."""
+        tokens = 0
+        for count, exchange in enumerate(exchanges):
+            if tokens >= target:
+                return count
+            tokens += self.size(exchange)
+        return len(exchanges)
+
+    def paired(self, draft: Draft, facts: Sequence[Fact], name: str) -> Script | None:
+        """Tell the first fact of which nothing occurs in the conversation's own words; None where every one does."""
+        fact = next((fact for fact in facts if not fact.collides(draft.words)), None)
+        return None if fact is None else Script(name, draft.making, draft.sources, draft.exchanges, self.last, fact)
+
+    def fits(self, script: Script, bucket: Bucket, beyond: int) -> bool:
+        """Whether a script's length lies in the bucket, and its context leaves the headroom."""
+        context = spoken(script, self.chat).context(script.turns)
+        return bucket[0] <= context + beyond < bucket[1] and context + self.protocol.headroom <= self.positions
+
+    def _size(self, exchange: tuple[str, str]) -> int:
+        """The tokens of an exchange, but at a conversation's beginning."""
+        return len(self.chat.user(exchange[0], first=False)) + len(self.chat.reply(exchange[1]))
+
+
+# In tokens
+
+
+@dataclass(frozen=True)
+class Message:
+    """A user's message and the reply that the source has, in tokens."""
+
+    user: Tokens
+    reply: Tokens
+    statement: tuple[int, ...] = ()  # of the user's tokens, those that state the fact
+    told: tuple[int, ...] = ()  # and those of the answer in it
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A script in a model's tokens."""
+
+    messages: tuple[Message, ...]
+    questions: dict[int, Tokens]  # after a turn
+    ends: dict[int, int]  # how many messages there were at a turn's end
+    fact: int | None  # which message tells it; None in a control
+
+    def context(self, turn: int) -> int:
+        """Return how many tokens there are before the answer to a turn's question, all replies as the source has them."""
+        return len(self.questions[turn]) + sum(len(one.user) + len(one.reply) for one in self.messages[: self.ends[turn]])
+
+
+def spoken(script: Script, chat: Chat, turns: Sequence[int] = (), inject_at: int = 1, *, control: bool = False) -> Spoken:
+    """Return a script in tokens, its fact told before turn `inject_at`, or left out of a control; asked after `turns`, or the last."""
+    turns = [turn for turn in turns or (script.turns,) if turn >= inject_at]
+    place = script.end(inject_at - 1)
+    texts = list(script.exchanges)
+    if not control:
+        texts.insert(place, (script.fact.statement, script.fact.acknowledgement))
+    messages = [Message(chat.user(user, first=not number), chat.reply(reply)) for number, (user, reply) in enumerate(texts)]
+    if not control:
+        where: Callable[[str], tuple[int, ...]] = lambda part: tuple(chat.where(script.fact.statement, part, first=not place))  # noqa: E731
+        telling = messages[place]
+        messages[place] = Message(telling.user, telling.reply, where(script.fact.statement), where(_as_told(script.fact)))
+    return Spoken(
+        tuple(messages),
+        {turn: chat.user(script.question(turn), first=False) for turn in turns},
+        {turn: script.end(turn) + (not control) for turn in turns},
+        None if control else place,
+    )
+
+
+def _as_told(fact: Fact) -> str:
+    """The answer as it stands in the statement, letter by letter."""
+    start = fact.statement.lower().index(fact.told.lower())
+    return fact.statement[start : start + len(fact.told)]

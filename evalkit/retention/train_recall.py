@@ -1,0 +1,197 @@
+"""Trains the recall model, a small Llama that repeats what it was told: a test instrument, not a language model; knows no policy.
+
+python -m evalkit.retention.train_recall --out retention/recall
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evalkit.retention.recall_rows import (
+    BOS,
+    END,
+    PAD,
+    SPECIALS,
+    USER,
+    Rows,
+    Words,
+    read_facts,
+    templates,
+    train_tokenizer,
+)
+from evalkit.retention.recall_start import LONGEST, build
+from evalkit.rooms import room
+
+FIRST = 3.0  # the weight of an answer's first token, which has to be looked up; the others follow it
+TEMPLATE = (
+    "{{ '<|bos|>' }}{% for message in messages %}"
+    "{% if message['role'] not in ('user', 'assistant') %}{{ raise_exception('roles are user and assistant') }}{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+class Stage(NamedTuple):
+    """A part of the training: so many steps of `rows` rows of `length` tokens, a share `copies` of them runs to copy."""
+
+    steps: int
+    rows: int
+    length: int
+    copies: float
+
+
+STAGES = (Stage(120, 24, 128, 0.1), Stage(600, 8, 384, 0.04), Stage(350, 3, 1024, 0.02), Stage(60, 1, 3072, 0.0))
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose steps are made orthogonal, for weight matrices."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(weights, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                past = self.state[weight].setdefault("past", torch.zeros_like(weight))
+                past.lerp_(weight.grad, 1 - group["momentum"])
+                step = orthogonal(weight.grad.lerp(past, group["momentum"]))
+                weight.add_(step, alpha=-group["lr"] * max(1, weight.shape[0] / weight.shape[1]) ** 0.5)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """A matrix with the same directions whose singular values are all near one (five steps of Newton and Schulz)."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    found = matrix.T if tall else matrix
+    found = found / (found.norm() + 1e-7)
+    for _ in range(5):
+        square = found @ found.T
+        found = 3.4445 * found + (-4.775 * square + 2.0315 * square @ square) @ found
+    return found.T if tall else found
+
+
+def leaps(ids: Tensor, rng: random.Random) -> Tensor:
+    """Positions that leap ahead at users' messages in most rows, so that short rows show far distances."""
+    positions = torch.arange(ids.shape[1]).repeat(len(ids), 1)
+    for row, tokens in enumerate(ids.tolist()):
+        starts = [place for place, token in enumerate(tokens) if token == USER and place > 1]
+        if tokens[1] == USER and starts and rng.random() < 0.6:
+            shares = [rng.expovariate(1) for _ in starts]
+            room = rng.random() * (LONGEST - len(tokens)) / sum(shares)
+            for start, share in zip(starts, shares, strict=True):
+                positions[row, start:] += int(share * room)
+    return positions
+
+
+def losses(model: Any, ids: Tensor, answers: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, float]:
+    """The mean losses on answers and on a sample of all other tokens, and the share of answers that begin right."""
+    # a mask of ones: without one, positions that leap would be read as several texts in one row
+    hidden = model.model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids)).last_hidden_state
+    hidden, wanted = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    marked = answers[:, 1:].flatten()
+    others = (~marked).nonzero()[:, 0]
+    asked, others = marked.nonzero()[:, 0], others[torch.randperm(len(others))[:384]]
+    chosen = torch.cat([asked, others])
+    logits = model.lm_head(hidden[chosen])
+    each = functional.cross_entropy(logits, wanted[chosen], reduction="none")
+    first = ~marked[asked - 1]
+    right = (logits[: len(asked)].argmax(-1) == wanted[asked])[first].float().mean().item()
+    weight = torch.where(first, FIRST, 1.0)
+    return (each[: len(asked)] * weight).sum() / weight.sum(), each[len(asked) :].mean(), right
+
+
+def pace(done: float) -> float:
+    """The learning rate's factor when a share of the steps is done: up at once, level, then down to almost nothing."""
+    return min(1.0, (done + 0.001) / 0.02) * min(1.0, max(0.02, (1 - done) / 0.7))
+
+
+def train(model: Any, rows: Rows, seed: int) -> None:
+    """Train through all stages, a line of progress now and then."""
+    rng = random.Random(seed)
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    scales = [p for p in model.parameters() if p.ndim == 1]
+    optimizers = [
+        Muon(matrices, 0.015),
+        torch.optim.AdamW(scales, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW(model.get_input_embeddings().parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    stages = [stage for stage in STAGES for _ in range(stage.steps)]
+    begin = time.perf_counter()
+    for number, stage in enumerate(stages):
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * pace(number / len(stages))
+        batch = [(rows.copies if rng.random() < stage.copies else rows.chat)(stage.length, rng) for _ in range(stage.rows)]
+        ids, answers = torch.tensor([row for row, _ in batch]), torch.tensor([marks for _, marks in batch])
+        answer, other, right = losses(model, ids, answers, leaps(ids, rng))
+        (answer + 0.1 * other).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if number % 20 == 0:
+            where = f"{time.perf_counter() - begin:5.0f} s  step {number} of {len(stages)}  length {stage.length}"
+            print(f"{where}  loss {answer.item():.3f} {other.item():.3f}  right {right:.3f}", flush=True)
+
+
+def material(seed: int) -> Rows:
+    """Tokenizer, templates, words and filler, all of them the project's own."""
+    rng = random.Random(seed)
+    facts = read_facts(room("retention") / "facts.jsonl")
+    held_out = [text for fact in facts for text in (*fact["answers"], *fact["distractors"])]
+    words = Words((room("retention") / "recall" / "words.txt").read_text(encoding="utf-8"), held_out)
+    calibration = (room("tasks") / "calibration.txt").read_text(encoding="utf-8")
+    told = templates(facts)
+    filler = [sentence.strip() for sentence in re.split(r"(?<=[.!?])\s+", calibration)] * 4
+    filler += [words.sentence(rng) for _ in range(12_000)]
+    lists = " ".join(word for body in words.lists.values() for word in body)
+    spoken = [part for fact in told for part in (fact.statement.replace("{v}", ""), fact.reply, *fact.questions)]
+    names = [words.name(rng) for _ in range(20_000)]
+    tokenizer = train_tokenizer([*filler[:8000], *[lists] * 150, *spoken * 20, " ".join(names)])
+    return Rows(tokenizer, words, told, filler)
+
+
+def save(model: Any, rows: Rows, folder: Path) -> None:
+    """Write the model and its tokenizer as one folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    rows.tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIALS[BOS],
+        "eos_token": SPECIALS[END],
+        "pad_token": SPECIALS[PAD],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": LONGEST,
+        "chat_template": TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def main() -> None:
+    """Train and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    torch.manual_seed(chosen.seed)
+    rows = material(chosen.seed)
+    model = build(chosen.seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    train(model.train(), rows, chosen.seed)
+    save(model.eval(), rows, chosen.out)
+
+
+if __name__ == "__main__":
+    main()
