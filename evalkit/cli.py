@@ -172,7 +172,7 @@ def demo(
 @app.command()
 def bench(
     data: Annotated[
-        Path | None, typer.Option(envvar="EVALKIT_DATA", help="As for table; without it the mini suite is timed.")
+        Path | None, typer.Option(envvar="EVALKIT_DATA", help="As for sweep; without it the mini suite is timed.")
     ] = None,
     limit: Annotated[int, typer.Option(help="Documents of each task.", min=1)] = 40,
     repeats: Annotated[int, typer.Option(help="Timed runs of each side, in turn; 0 to compare results only.", min=0)] = 3,

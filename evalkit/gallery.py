@@ -26,6 +26,8 @@ def show(folder: Path, readme: Path | None = None) -> list[Path]:
     names = sorted(path.parent.name for path in folder.glob("*/report.json"))
     if not names:
         raise UsageError(f"{folder} holds no reports: give a folder whose folders `evalkit report RUN --out` wrote")
+    if readme is not None and not readme.is_file():
+        raise UsageError(f"{readme} does not exist: give a text with marked parts")
     parts = [f"## {name}\n\n{short(folder, name, '')}" for name in names]
     write(folder / "README.md", "\n".join([HEAD, *parts]))
     if readme is None:

@@ -56,13 +56,13 @@ class Store:
         if not (folder / "run.json").exists():
             if folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):  # .lock, unfinished files
                 raise UsageError(f"{folder} holds other files and no run.json: give an empty or a new folder")
-            write(folder / "run.json", json.dumps({"schema": SCHEMA, **manifest}, indent=1) + "\n")
+            write(folder / "run.json", sealed({"schema": SCHEMA, **manifest}))
         store = cls.open(folder)
         if differing := _differing(identity({"schema": SCHEMA, **manifest}), identity(store.manifest)):
             raise OtherRun(f"{folder} holds another run ({differing}): give another folder, or what that run was started with")
         if manifest.get("shown") != store.manifest.get("shown"):  # another title or margin
             store = cls(folder, {**store.manifest, "shown": manifest.get("shown")})
-            write(folder / "run.json", json.dumps(store.manifest, indent=1) + "\n")
+            write(folder / "run.json", sealed(store.manifest))
         return store
 
     @classmethod
@@ -80,6 +80,8 @@ class Store:
         if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
             found = manifest.get("schema") if isinstance(manifest, dict) else None
             raise UsageError(f"{path} is of schema {found}, not {SCHEMA}: use the evalkit that wrote it, or another folder")
+        if manifest.pop("seal", None) != digest(manifest):
+            raise UsageError(f"{path} was changed since it was written: restore it, or start the run in another folder")
         return cls(folder, manifest)
 
     @property
@@ -202,6 +204,11 @@ def write(path: Path, text: str) -> None:
         with suppress(OSError):
             unfinished.unlink()
         raise _unwritable(path, error) from error
+
+
+def sealed(manifest: Mapping[str, Any]) -> str:
+    """A manifest as its file has it, with a digest of all of it: an edited one would make numbers say what they do not."""
+    return json.dumps({**manifest, "seal": digest(dict(manifest))}, indent=1) + "\n"
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:

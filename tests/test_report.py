@@ -316,7 +316,7 @@ def test_csv_has_a_row_for_each_cell_and_task_and_the_mean(tmp_path) -> None:
 
 def test_latex_is_booktabs_with_everything_escaped(tmp_path) -> None:
     given = {label: {"a_task": right["piqa"]} for label, right in BY_HAND.items()}
-    write_by_hand(tmp_path, given, plan={"title": "50 % & #1 {x} \\ ~ ^ $", "protocols": ["prompt"], "margin": 1.0})
+    write_by_hand(tmp_path, given, shown={"title": "50 % & #1 {x} \\ ~ ^ $", "margin": 1.0, "reference": None})
     text = told_text(tmp_path, "latex")
     assert r"\section*{50 \% \& \#1 \{x\} \textbackslash{} \textasciitilde{} \textasciicircum{} \$}" in text
     assert r"\subsubsection*{a\_task}" in text

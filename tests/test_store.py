@@ -314,3 +314,16 @@ def test_a_folder_without_a_run_says_so(tmp_path):
 
 def test_the_manifest_is_plain_json(store):
     assert json.loads((store.folder / "run.json").read_text())["schema"] == stores.SCHEMA
+
+
+@pytest.mark.parametrize(
+    "edit", [lambda it: it.pop("models"), lambda it: it.pop("shown"), lambda it: it["cells"][0].update(budget="9%")]
+)
+def test_an_edited_manifest_is_refused_and_kept(store, edit):
+    path = store.folder / "run.json"
+    told = json.loads(path.read_text())
+    edit(told)
+    path.write_text(json.dumps(told))
+    for call in (lambda: Store.open(store.folder), lambda: Store.create(store.folder, manifest(**SMALL))):
+        assert refusal(call) == f"{path} was changed since it was written: restore it, or start the run in another folder"
+    assert json.loads(path.read_text()) == told
