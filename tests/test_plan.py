@@ -197,7 +197,7 @@ def test_a_file_that_holds_no_fields_is_refused_with_the_line(refused, content, 
 
 
 def test_what_is_no_file_is_refused_with_what_there_is(tmp_path):
-    names = r"give FILE\.yaml or all-policies, demo, long-prompts, paper"
+    names = r"give FILE\.yaml or all-policies, core, core-stream, demo, long-prompts, paper"
     with pytest.raises(UsageError, match=rf"papers\.yaml \(No such file or directory\): {names} \(did you mean 'paper'\?\)$"):
         load(tmp_path / "papers.yaml")
     with pytest.raises(UsageError, match=rf"cannot read {tmp_path} \(Is a directory\): {names}"):
@@ -261,6 +261,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "row_tokens": {"row_tokens": 2048},
     "block_tokens": {"block_tokens": 2048},
     "shard": {"shard": 16},
+    "noise_floor": {"noise_floor": True},
     "title": {"title": "Another"},
     "margin": {"margin": 2},
     "reference": {"reference": reference()},

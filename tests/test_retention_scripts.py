@@ -141,8 +141,8 @@ def scripts(*given, **more):
 
 
 def test_a_conversation_that_fits_is_taken_as_it_is_up_to_the_last_query():
-    (found,) = scripts([conversation("a", 5)])
-    assert (found.making, found.sources, found.exchanges) == ("whole", ("a",), conversation("a", 5).exchanges[:4])
+    (found,) = scripts([conversation("a", 5, 60)])
+    assert (found.making, found.sources, found.exchanges) == ("whole", ("a",), conversation("a", 5, 60).exchanges[:4])
 
 
 def test_turns_are_merged_where_a_conversation_is_too_short_for_its_bucket_otherwise():
