@@ -10,13 +10,13 @@ from evalkit.retention.records import Records
 from evalkit.retention.report import Report, retained, told
 from evalkit.retention.run import Retention, manifest, player
 from evalkit.spread import Alone
-from evalkit.store import write
+from evalkit.store import Store
 from tests.saved import save
 from tests.test_retention_chat import TURNED
 from tests.test_retention_scripts import script
 
 FLAGS = {
-    "policy": "full,h2o,streaming_llm", "bucket": "1500-2600", "turns": "1,2", "conversations": "3", "together": "2", "answer_cap": "2",
+    "policy": "full,h2o,snapkv", "bucket": "1500-2600", "turns": "1,2", "conversations": "3", "together": "2", "answer_cap": "2",
     "headroom": "100",
 }  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_every_cell_is_asked_after_every_turn_of_every_conversation(done):
     found = queries(done)
     assert len(found) == 4 * 3 * 2
     assert {(query["policy"], query["budget"], query["control"]) for query in found} == {
-        ("full", "100%", False), ("control", "100%", True), ("h2o", "30%", False), ("streaming_llm", "30%", False),
+        ("full", "100%", False), ("control", "100%", True), ("h2o", "30%", False), ("snapkv", "30%", False),
     }  # fmt: skip
     wanted = {"policy", "budget", "bucket", "conversation", "turn", "fact", "context_tokens", "distance_tokens", "answer", "contains",
               "fuzzy", "rank", "survival", "held", "read"}  # fmt: skip
@@ -126,7 +126,7 @@ def test_another_margin_is_the_same_run(asked, scorer, done):
 
 
 def test_a_sweep_s_folder_is_no_retention_run(tmp_path):
-    write(tmp_path / "run.json", json.dumps({"schema": 1, "shown": {}}))
+    Store.create(tmp_path, {"shown": {}})
     assert retained(tmp_path) is None
     with pytest.raises(UsageError, match="holds no retention run"):
         Records.open(tmp_path)
@@ -141,7 +141,7 @@ def test_what_a_policy_refuses_is_said_before_a_model_is_loaded(asked, tmp_path)
 @pytest.mark.parametrize("kind", ["md", "csv", "json", "latex"])
 def test_a_run_is_told_in_every_format(done, kind):
     text = retained(done).text(kind)
-    assert "streaming_llm" in text or "streaming\\_llm" in text
+    assert "snapkv" in text
     assert (done / "table.csv").read_text().startswith("policy,budget,bucket,turn,n,correct,accuracy,low,high,difference")
 
 
