@@ -1,0 +1,28 @@
+"""Masks: the highest scores are those that a stable sort puts first."""
+
+import pytest
+import torch
+
+from evalkit.masks import highest
+
+
+def by_sorting(scores, count, among):
+    """The same by the obvious way."""
+    found = torch.zeros_like(among)
+    wanted = count if isinstance(count, torch.Tensor) else torch.tensor(count)
+    rows = scores.flatten(0, -2), wanted.expand(scores.shape[:-1]).flatten(), among.flatten(0, -2), found.flatten(0, -2)
+    for row, number, allowed, chosen in zip(*rows, strict=True):
+        places = [place for place in range(len(row)) if allowed[place]]
+        for place in sorted(places, key=lambda place: (-row[place], place))[: int(number)]:
+            chosen[place] = True
+    return found
+
+
+@pytest.mark.parametrize("values", [3, 1000])  # many ties, and few
+@pytest.mark.parametrize("count", [0, 1, 4, 11, 30, torch.tensor([[2], [9]]), torch.tensor([[0], [40]])])
+def test_the_highest_are_those_that_a_stable_sort_puts_first(values, count):
+    draw = torch.Generator().manual_seed(values)
+    scores = torch.randint(values, (2, 3, 11), generator=draw).double()
+    among = torch.rand(scores.shape, generator=draw) < 0.7
+    scores[0, 0, :4] = float("inf")
+    assert torch.equal(highest(scores, count, among), by_sorting(scores, count, among))
