@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -219,16 +217,6 @@ class Plan(Part):
         """Return, as plain data, all that can change a number: plans whose identities agree are one run."""
         asked = self.model_copy(update={"policies": self.measured()})
         return asked.model_dump(mode="json", exclude=set(INDIFFERENT))
-
-    @property
-    def digest(self) -> str:
-        """A digest of the identity, 16 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
-
-    def as_yaml(self) -> str:
-        """Return the whole plan with every default written out, as `load` reads it."""
-        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        return text
 
 
 def shipped() -> list[str]:

@@ -142,12 +142,6 @@ class Session:
             self.wave(packing, tokens, None if self.seen else end, completes)
         self.seen += len(tokens)
 
-    def advance(self, tokens: Sequence[int], basis: int | None, *, acts: bool, length: int = 0) -> None:
-        """Take in tokens one by one; the policy acts as at a message's end at each of them, or at none. `basis` is granted anew."""
-        if tokens:
-            self.step(tokens, basis, 0 if acts else len(tokens), length)
-            self.seen += len(tokens)
-
     def branch(self, count: int) -> Branch:
         """This session's part in a message of `count` tokens."""
         return Branch(self.cell, self.granted(self.seen + count), [0], self.state)

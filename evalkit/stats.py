@@ -59,15 +59,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Retained:
-    """The share of full's accuracy above chance that is kept, with its 95 % bootstrap limits; nan where undefined."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Knee:
     """The smallest budget that is fine, None where none is, and whether all larger ones are fine too."""
 
@@ -154,35 +145,6 @@ def verdict(difference: Difference, margin: float) -> Verdict:
     if difference.low > -margin:
         return "ok"
     return "worse" if difference.high < 0 else "inconclusive"
-
-
-def chance_corrected(accuracy: float, full: float, chance: float = 0.0) -> float | None:
-    """The share of full's accuracy above chance that is kept, (accuracy - chance) / (full - chance); None where full <= chance."""
-    return (accuracy - chance) / (full - chance) if full > chance else None
-
-
-def retained(full: ArrayLike, other: ArrayLike, clusters: Clusters | None = None, chance: float = 0.0, seed: int = 0) -> Retained:
-    """`chance_corrected` of two [n] arrays of 0/1 with a paired percentile bootstrap over documents, or over whole clusters.
-
-    2000 resamples by numpy's seeded Generator. Those where full does not beat chance (nan to scipy's `bootstrap`, which it would
-    spread) count as beyond both limits, and a limit that lands among them is nan; so are both where no answer changed, as a
-    bootstrap cannot draw what was never seen. Raises UsageError as `paired`.
-    """
-    before, after = both(_answers(full), _answers(other))
-    groups = np.arange(before.size) if clusters is None else _groups(clusters, before.size)
-    value, count = chance_corrected(float(after.mean()), float(before.mean()), chance), int(groups.max()) + 1
-    if value is None or count < 2 or (before == after).all():
-        return Retained(math.nan if value is None else value, math.nan, math.nan)
-    sums = np.stack([np.bincount(groups, side) for side in (before, after, np.ones(before.size))], axis=1)
-    kinds, many = np.unique(sums, axis=0, return_counts=True)  # equal clusters are drawn together
-    draws = np.random.default_rng(seed).multinomial(count, many / count, size=2000)
-    right, kept, documents = (draws @ kinds).T
-    room = right - chance * documents
-    defined = room > 1e-9  # counts are whole, so less is a rounded zero
-    shares = (kept - chance * documents) / np.where(defined, room, 1)
-    low = np.quantile(np.where(defined, shares, -math.inf), LEVEL / 2, method="lower")
-    high = np.quantile(np.where(defined, shares, math.inf), 1 - LEVEL / 2, method="higher")
-    return Retained(value, *(float(limit) if math.isfinite(limit) else math.nan for limit in (low, high)))
 
 
 def knee(cells: Iterable[tuple[float, bool, bool, float]]) -> Knee:

@@ -89,12 +89,6 @@ class Store:
         """What every pack of this run bears."""
         return digest(identity(self.manifest))
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from writing into the folder."""
-        with locked(self.folder):
-            yield
-
     # Packs
 
     def names(self) -> list[PackName]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -71,10 +71,12 @@ class Sweep:
 
     def run(self) -> Store:
         """Score what the folder lacks, then write lm-eval's files; return the finished run."""
+        from .harness.export import export
+
         policies(self.plan)  # what they refuse is said before anything is loaded
         with ExitStack() as stack:
             stack.enter_context(locked(self.folder))
-            asked = stack.enter_context(self.asked())
+            asked = stack.enter_context(_asked(self.plan, self.data))
             items = asked.items()
             tasks = _tasks(asked, items)
             if not (store := self.finished(tasks, items)):
@@ -83,7 +85,7 @@ class Sweep:
                 store = self.begun(manifest(self.plan, models, tasks), items)
                 for (choice, crew), (_, _, encoded) in zip(crews, models, strict=True):
                     self.score(store, choice, crew, encoded, asked)
-            self.export(store, asked)
+            export(store, asked)
         return store
 
     def finished(self, tasks: list[dict[str, Any]], items: Mapping[str, Sequence[Item]]) -> Store | None:
@@ -101,10 +103,6 @@ class Sweep:
         for task, documents in items.items():
             store.write_documents(task, [item.told for item in documents])
         return store
-
-    def asked(self) -> Any:
-        """Return a context that gives what the plan's tasks ask."""
-        return _asked(self.plan, self.data)
 
     def score(self, store: Store, choice: ModelChoice, crew: Crew, encoded: Mapping[str, Encoded], asked: Asked) -> None:
         """Score one model's packs that are not recorded yet."""
@@ -136,18 +134,12 @@ class Sweep:
             return False
         return True
 
-    def export(self, store: Store, asked: Asked) -> None:
-        """Write lm-eval's results and samples of every cell."""
-        from .harness.export import export
-
-        export(store, asked)
-
     def estimate(self) -> list[str]:
         """Say what the plan asks for: cells, documents, tokens, and about how long it takes, by timing a few documents."""
         policies(self.plan)
         lines = []
         with ExitStack() as stack:
-            asked = stack.enter_context(self.asked())
+            asked = stack.enter_context(_asked(self.plan, self.data))
             items = asked.items()
             for choice in self.plan.models:
                 crew = stack.enter_context(self.crews(self.loader(choice, self.plan)))
@@ -183,27 +175,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _asked(plan: Plan, data: Path | None) -> Any:
-    from contextlib import contextmanager
+@contextmanager
+def _asked(plan: Plan, data: Path | None) -> Iterator[Asked]:
+    """Give what a plan's tasks ask."""
+    from .harness.tasks import Tasks
 
-    @contextmanager
-    def opened() -> Iterator[Asked]:
-        from .harness.tasks import Tasks
-
-        with ExitStack() as stack:
-            include = [str(room("tasks")), *([str(stack.enter_context(local.prepared(data)))] if data else [])]
-            tasks = Tasks(
-                plan.tasks,
-                include,
-                plan.limit,
-                plan.fewshot,
-                plan.prefix,
-                subset=plan.seeds.subset,
-                fewshot_seed=plan.seeds.fewshot,
-            )
-            yield tasks.asked()
-
-    return opened()
+    with ExitStack() as stack:
+        include = [str(room("tasks")), *([str(stack.enter_context(local.prepared(data)))] if data else [])]
+        drawn = {"subset": plan.seeds.subset, "fewshot_seed": plan.seeds.fewshot}
+        yield Tasks(plan.tasks, include, plan.limit, plan.fewshot, plan.prefix, **drawn).asked()
 
 
 def _encoded(crew: Crew, items: Mapping[str, Sequence[Item]]) -> dict[str, Encoded]:

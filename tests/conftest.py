@@ -1,10 +1,13 @@
-"""What several test modules share: the folder of real data, a cache of their own."""
+"""What several test modules share: the folder of real data, a cache of their own, the command."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from evalkit import cli
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +25,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVALKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `evalkit WORDS` in this process; give the exit code, standard output and standard error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evalkit", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, *capsys.readouterr()
+
+    return run

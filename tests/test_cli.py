@@ -8,22 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from evalkit import __version__, cli, fetch
+from evalkit import __version__, fetch
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `evalkit WORDS` in this process; give the exit code, standard output and standard error."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evalkit", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 import csv
 import io
 import json
-import sys
 
 import pytest
 from handmade import write_by_hand
 
-from evalkit import cli
 from evalkit.compare import compare, told
 from evalkit.errors import UsageError
 from evalkit.runs import Run
@@ -27,19 +25,6 @@ def runs(tmp_path):
         return Run.load(tmp_path / "a"), Run.load(tmp_path / "b")
 
     return load
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `evalkit WORDS` in this process; give the exit code, standard output and standard error."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evalkit", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return run
 
 
 def row(found, cell: str = "h2o@50%", task: str = "piqa") -> dict:

@@ -270,31 +270,16 @@ OTHER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", sorted(DECISIVE | INDIFFERENT))
 def test_a_field_changes_the_digest_if_it_can_change_a_number(name):
-    assert (planned(**OTHER[name]).digest == planned().digest) == (name in INDIFFERENT)
+    assert (planned(**OTHER[name]).identity() == planned().identity()) == (name in INDIFFERENT)
 
 
 def test_the_prefix_alone_changes_the_digest():
-    assert planned(fewshot=2, prefix=True).digest != planned(fewshot=2).digest
+    assert planned(fewshot=2, prefix=True).identity() != planned(fewshot=2).identity()
 
 
 def test_what_says_the_same_has_one_digest():
     alike = planned(models=[{"name": "m", "args": {"a": 1, "b": 2}}], policies=["full", "h2o"], budgets=["10%"])
-    assert alike.digest == planned(models=[{"args": {"b": 2, "a": 1}, "name": "m"}]).digest
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_a_plan_survives_being_written(name, tmp_path):
-    path = tmp_path / "copy.yaml"
-    path.write_text(load(name).as_yaml(), encoding="utf-8")
-    assert load(path) == load(name)
-
-
-def test_every_field_survives_being_written(tmp_path):
-    full = planned(**{field: value for other in OTHER.values() for field, value in other.items()} | {"title": "Über: é # 1"})
-    path = tmp_path / "copy.yaml"
-    path.write_text(full.as_yaml(), encoding="utf-8")
-    assert load(path) == full
-    assert load(path).digest == full.digest
+    assert alike.identity() == planned(models=[{"args": {"b": 2, "a": 1}, "name": "m"}]).identity()
 
 
 # The plans that ship

@@ -44,7 +44,8 @@ def test_stream_equals_one_token_at_a_time_but_for_ties(engine_and_documents, na
         whole, alone = engine.open(policy, "stream"), engine.open(policy, "stream")
         whole.feed(document.prompt)
         for token in document.taken:
-            alone.advance([token], document.basis, acts=True)
+            alone.step([token], document.basis, 0)
+            alone.seen += 1
         alone.waiting = document.prompt[-1:]
         same = all(torch.equal(one.positions, other.positions) for one, other in zip(whole.caches, alone.caches, strict=True))
         ties += not same

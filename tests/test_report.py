@@ -13,7 +13,7 @@ import pytest
 from fakes import write_run
 from handmade import write_by_hand
 
-from evalkit import cli, formats
+from evalkit import formats
 from evalkit.errors import UsageError
 from evalkit.report import report
 from evalkit.runs import Run
@@ -48,19 +48,6 @@ def cell(found: dict, label: str, group: int = 0) -> dict:
 def knee(found: dict, policy: str, task: str) -> dict:
     (one,) = (knee for knee in found["groups"][0]["knees"] if (knee["policy"], knee["task"]) == (policy, task))
     return one
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `evalkit WORDS` in this process; give the exit code, standard output and standard error."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evalkit", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return run
 
 
 # Numbers

@@ -72,8 +72,9 @@ def test_a_reply_taken_in_at_once_leaves_what_one_taken_in_by_steps_leaves(name)
         session.feed(tokens(40))
     at_once.feed(tokens(9, 1), decoded=True)
     ready, end = (*stepping.waiting, *tokens(9, 1)[:-1]), 48
-    stepping.advance(ready[:-1], None, acts=False)
-    stepping.advance(ready[-1:], end, acts=True)
+    for part, basis, completes in ((ready[:-1], None, len(ready) - 1), (ready[-1:], end, 0)):
+        stepping.step(part, basis, completes)
+        stepping.seen += len(part)
     stepping.waiting = tokens(9, 1)[-1:]
     same(at_once, stepping)
 

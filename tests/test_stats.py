@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 from statsmodels.stats.power import NormalIndPower
 
-from evalkit import likeness, stats
+from evalkit import stats
 from evalkit.errors import UsageError
 
 
@@ -264,43 +264,6 @@ def test_the_detectable_difference_is_never_0_and_grows_with_the_flips() -> None
     assert all(more >= fewer for fewer, more in pairwise(shares)) and shares[-1] > 2 * shares[0]
 
 
-def test_agreement_counts_a_wrong_to_another_wrong_choice_as_a_change() -> None:
-    assert likeness.agreement([0, 1, 2, 3], [0, 1, 3, 3]) == 0.75
-
-
-def test_kappa_is_the_published_one() -> None:
-    # Two readers of 50 proposals, 20 yes-yes, 5 yes-no, 10 no-yes, 15 no-no: 0.4, the example in Wikipedia's "Cohen's kappa".
-    first, second = np.repeat([1, 1, 0, 0], [20, 5, 10, 15]), np.repeat([1, 0, 1, 0], [20, 5, 10, 15])
-    assert likeness.kappa(first, second) == pytest.approx(0.4)
-    assert likeness.kappa(first, first) == 1
-    assert math.isnan(likeness.kappa([2, 2, 2], [2, 2, 2]))
-    assert likeness.kappa([2, 2, 2], [1, 1, 1]) == 0
-
-
-def test_divergence_is_the_published_one() -> None:
-    # Kullback (1959), Information Theory and Statistics, example 2.1, as Wikipedia's article on the divergence works it:
-    # from (9, 12, 4)/25, a binomial distribution, to the uniform one 0.0853 nats, and back 0.0975.
-    p, q = np.log(np.array([9, 12, 4]) / 25), np.zeros(3)
-    assert likeness.divergence([p], [q]) == pytest.approx((32 * math.log(2) + 55 * math.log(3) - 50 * math.log(5)) / 25)
-    assert likeness.divergence([q], [p]) == pytest.approx((-4 * math.log(2) - 6 * math.log(3) + 6 * math.log(5)) / 3)
-    assert likeness.divergence([p, [0.0, -1.0]], [q, [5.0, 4.0]]) == pytest.approx(0.0852996 / 2, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("full", "other", "expected"),
-    [
-        ([0, -math.inf], [0, 0], math.log(2)),
-        ([0, 0], [0, -math.inf], math.inf),
-        ([0, -math.inf], [0, -math.inf], 0),
-        ([-math.inf, -math.inf], [0, 0], 0),
-        ([0, 0], [0, -2000], 1000 - math.log(2)),
-        ([0, math.nan], [0, 0], math.nan),
-    ],
-)
-def test_divergence_handles_impossible_choices(full: list[float], other: list[float], expected: float) -> None:
-    assert likeness.divergence([full], [other]) == pytest.approx(expected, nan_ok=True)
-
-
 def test_an_average_of_tasks_is_unweighted_with_errors_in_quadrature() -> None:
     tasks = [difference(300, 200, 10000), difference(120, 160, 2000), difference(90, 60, 1000)]
     found = stats.average(tasks)
@@ -328,69 +291,6 @@ def test_an_average_with_an_undefined_task_is_undefined() -> None:
     found = stats.average([difference(3, 1, 50), stats.paired([1, 1], [1, 0], ["a", "a"])])
     assert found.value == pytest.approx((-0.04 - 0.5) / 2)
     assert all(math.isnan(x) for x in (found.stderr, found.low, found.high, found.p))
-
-
-def test_the_retained_share_is_measured_from_chance() -> None:
-    assert stats.chance_corrected(0.4, 0.5) == 0.8
-    assert stats.chance_corrected(0.4, 0.5, 0.25) == pytest.approx(0.6)
-    assert stats.chance_corrected(0.2, 0.25, 0.25) is None
-
-
-def answers(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Full right on 70 % of documents, of which the policy keeps 90 %."""
-    full = rng.random(n) < 0.7
-    return full, full & (rng.random(n) < 0.9)
-
-
-def test_the_retained_share_has_a_paired_seeded_bootstrap_interval() -> None:
-    full, other = answers(np.random.default_rng(8), 400)
-    found = stats.retained(full, other)
-    kept = other.sum() / full.sum()
-    assert found.value == pytest.approx(kept)
-    # Conditional on what full got right the share is binomial; unpaired resampling would be 3 times as wide.
-    assert found.high - found.low == pytest.approx(3.92 * math.sqrt(kept * (1 - kept) / full.sum()), rel=0.1)
-    assert stats.retained(full, other) == found != stats.retained(full, other, seed=1)
-
-
-def test_the_retained_interval_covers_the_truth() -> None:
-    rng = np.random.default_rng(9)
-    found = [stats.retained(*answers(rng, 150)) for _ in range(120)]
-    assert np.mean([one.low <= 0.9 <= one.high for one in found]) > 0.9
-
-
-def test_the_retained_interval_is_wider_over_clusters() -> None:
-    full, other, labels = within_clusters(np.random.default_rng(10), 30, 8, 0.2)
-    together, alone = stats.retained(full, other, labels), stats.retained(full, other)
-    assert together.value == alone.value
-    assert together.high - together.low > 2 * (alone.high - alone.low)
-
-
-@pytest.mark.parametrize(
-    ("full", "other", "clusters"),
-    [
-        ([1, 0], [1, 0], None),
-        ([1, 1, 1, 1], [1, 1, 1, 1], None),
-        ([1, 1, 1, 0], [0, 1, 1, 0], ["a"] * 4),
-        ([1, 0, 1], [0, 0, 1], None),
-    ],
-)
-def test_the_retained_interval_is_nan_where_it_is_undefined(full: list[int], other: list[int], clusters: list[str] | None) -> None:
-    found = stats.retained(full, other, clusters, chance=0.5)
-    assert math.isnan(found.low)
-    assert math.isnan(found.value) == (np.mean(full) <= 0.5)
-
-
-def test_a_few_resamples_at_chance_leave_the_interval_defined() -> None:
-    full = np.arange(100) < 65
-    found = stats.retained(full, np.arange(100) < 62, chance=0.5)
-    assert found.value == pytest.approx(0.8)
-    assert found.low < 0.8 < found.high
-
-
-def test_a_resample_at_chance_up_to_rounding_is_no_huge_share() -> None:
-    chance = 0.29  # 100 times that is 28.999999999999996
-    found = [stats.retained(np.arange(100) < right, np.arange(100) < 28, chance=chance) for right in range(34, 44)]
-    assert all(math.isnan(one.low) or one.low > -15 for one in found)
 
 
 def test_a_knee_is_the_smallest_fine_budget() -> None:
@@ -421,12 +321,6 @@ def test_the_pareto_front_keeps_ties_and_leaves_out_what_is_beaten() -> None:
         lambda: stats.proportion([0, 1], ["a"]),
         lambda: stats.paired([0, 1], [0]),
         lambda: stats.paired([0, 1], [0, 2]),
-        lambda: stats.retained([0, 1], [0]),
-        lambda: likeness.agreement([1], [1, 2]),
-        lambda: likeness.kappa([], []),
-        lambda: likeness.divergence([], []),
-        lambda: likeness.divergence([[0.0]], [[0.0], [0.0]]),
-        lambda: likeness.divergence([[0.0, 0.0]], [[0.0]]),
         lambda: stats.average([]),
     ],
 )
