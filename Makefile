@@ -1,4 +1,4 @@
-# make setup · test · check · browser · demo · bench; needs only python3 with venv and pip (another one: make PYTHON=python3.12 ...).
+# make setup · test · check · browser · cluster · demo · bench; needs only python3 with venv and pip (another one: make PYTHON=python3.12 ...).
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 POLICIES := $(sort $(notdir $(wildcard evalkit/policies/[!_]*.py)))
 
-.PHONY: setup test check browser demo bench
+.PHONY: setup test check browser cluster demo bench
 
 setup: $(STAMP)
 	@echo "== ready: $(BIN)/evalkit"
@@ -37,10 +37,15 @@ browser: setup
 	@echo "== the report's page in Chromium (Debian: apt-get install chromium chromium-driver)"
 	$(BIN)/python -m pytest -q -rs tests/browser
 
+cluster: setup
+	@echo "== a sweep on a Ray cluster of two nodes, one of which goes away"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt ray
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/cluster
+
 demo: setup
 	@echo "== the demo's model"
 	$(BIN)/evalkit models get smollm2-135m-instruct
-	@echo "== accuracy by policy and budget"
+	@echo "== accuracy by policy and budget, then what conversations retain"
 	$(BIN)/evalkit demo
 
 bench: setup

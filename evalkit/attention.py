@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from transformers import PreTrainedModel as PreTrainedModel  # for those that may not know transformers
 
 from .errors import UsageError
-from .layer import Layer
+from .layer import Head, Layer
 from .memory import Row
 
 NAME = "evalkit"
@@ -86,6 +86,18 @@ def check(config: PretrainedConfig) -> None:
             f"models of type {config.model_type!r}{what} are not supported, since their attention is not proved exact here: "
             f"use one of {', '.join(sorted(MODEL_TYPES))}"
         )
+
+
+def shape(config: PretrainedConfig) -> list[tuple[Head, int]]:
+    """Return what each attention layer's key/value heads are like, and how many they are. Raises UsageError as `check` does."""
+    check(config)
+    depth, queries = config.num_hidden_layers, config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // queries
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * depth  # where a model has one window for all its layers
+    windows = [window if kind == "sliding_attention" else None for kind in kinds]
+    return [(Head(Layer(index, depth, window=own), size, size), heads) for index, own in enumerate(windows)]
 
 
 def attach(model: PreTrainedModel) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .entries import ELEMENT_BYTES, Entries, Plain, gather_slots
+from .entries import Entries, Holding, Plain, gather_slots
 from .layer import Layer, exact
 from .masks import causal, counted, hidden, highest, pieces
 
@@ -88,12 +88,16 @@ class LayerCache:
         """[B] tokens the layer could hold: those seen, or the sliding window."""
         return self.seen if self.layer.window is None else self.seen.clamp(max=self.layer.window)
 
-    def cost(self) -> Tensor:
-        """[B] bytes held: entries in their stored form, marks and notes, at 2 bytes an element."""
-        counts = self.counts
+    def holding(self) -> Holding[Tensor]:
+        """What is held of each sequence: entries in their stored form, marks and notes."""
+        held = self.entries.holding(self.counts)
         each = sum(mark[0, 0, 0].numel() for mark in self.marks.values()) if self.slots else 0
         once = sum(_elements(note) for note in self.notes.values())
-        return self.entries.cost(counts) + (counts.sum(1) * each + once) * ELEMENT_BYTES
+        return replace(held, noted=held.entries * each + once)
+
+    def cost(self) -> Tensor:
+        """[B] bytes held, at 2 bytes an element."""
+        return self.holding().bytes()
 
     # Attention, as the layer pays it
 

@@ -8,6 +8,7 @@ import typer
 
 from evalkit import __version__
 from evalkit.errors import UsageError
+from evalkit.sizing import size
 
 app = typer.Typer(
     help="What a KV-cache policy costs in accuracy and in memory of the conversation, and what it buys.",
@@ -146,27 +147,38 @@ def retention(
     seed: Annotated[str | None, typer.Option(help="Draws conversations and facts.")] = None,
     together: Annotated[str | None, typer.Option(help="Conversations that go on side by side.")] = None,
     margin: Annotated[str | None, typer.Option(help="The loss, in points, that still counts as none.")] = None,
-    jobs: Annotated[int, typer.Option(help="Worker processes, each with the model in memory.", min=1)] = 1,
+    jobs: Annotated[int | None, typer.Option(help="Worker processes, each with the model in memory; else one.", min=1)] = None,
+    endpoint: Annotated[str | None, typer.Option(help="A chat server to ask instead, as http://localhost:8000/v1.")] = None,
+    label: Annotated[str | None, typer.Option(help="What tables call the server's cache.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="The served model's, a hub name or folder; else an estimate.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Conversations with the server at once; else 4.", min=1)] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for one request; else 300.", min=0.1)] = None,
+    patience: Annotated[float | None, typer.Option(help="Seconds to go on asking a server that fails; else 600.", min=0)] = None,
 ) -> None:
     """Tell facts, go on talking, ask for them: print what each policy still recalls, and why."""
-    given = {name: value for name, value in locals().items() if name not in ("out", "protocol", "jobs")}
-    from evalkit.retention.run import prepared
+    given = dict(locals())
+    from evalkit.retention.endpoint import job
 
-    prepared(protocol, out, given, jobs).run()
+    job(given).run()
     report(out)
 
 
 @app.command()
 def demo(
     limit: Annotated[int | None, typer.Option(help="Items of each task.", min=1)] = None,
-    out: Annotated[Path, typer.Option(help="The run's folder; another run there is moved aside.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="The runs' folder; other runs there are moved aside.")] = Path("runs/demo"),
 ) -> None:
-    """Print accuracy against budget on the mini suite and the default model, and write the page that shows it."""
+    """Print accuracy on the mini suite and the default model, then what the recall model retains, and write a page on each."""
+    from evalkit.retention import run as recall
+    from evalkit.rooms import room
+    from evalkit.store import anew
     from evalkit.sweep import prepared
 
-    job = prepared("demo", out, None, limit)
-    job.run_anew()
-    report(out, html=out / "report.html")
+    sweep = prepared("demo", out / "accuracy", None, limit)
+    walk = recall.prepared(room("retention") / "demo.yaml", out / "retention", {})
+    for job in (sweep, walk):
+        anew(job.folder, job.run, job.say)
+        report(job.folder, html=job.folder / "report.html")
 
 
 @app.command()
@@ -184,38 +196,23 @@ def bench(
     run(data, limit, repeats, tasks.split(",") if tasks else None)
 
 
+app.command()(size)
+
+
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
     kind: Annotated[str, typer.Option("--format", help="terminal, md, csv, latex or json.")] = "terminal",
     html: Annotated[Path | None, typer.Option(help="Also write a page that needs nothing beside it.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write report.md, .csv, .json and plots into a folder.")] = None,
+    show_text: Annotated[
+        bool, typer.Option("--show-text", help="In a retention page, also questions and answers about others' conversations.")
+    ] = False,
 ) -> None:
-    """Print a run's accuracy against budget, its differences to full and the smallest budgets that are ok."""
-    from evalkit import report as reports
-    from evalkit.formats import chosen
-    from evalkit.retention.report import retained
-    from evalkit.runs import Run
-    from evalkit.sections import save, told
+    """Print a run: accuracy against budget or what is recalled, differences to full, the smallest budgets that are ok."""
+    from evalkit.showing import show
 
-    chosen(kind)
-    if recalled := retained(run):
-        recalled.put(kind)
-        return
-    loaded = Run.load(run)
-    found = reports.report(loaded)
-    _tell_missing(run, len(found.incomplete))
-    told(found).put(kind)
-    if out:
-        from evalkit import plots
-
-        _tell_written(*save(found, out), *plots.save(found.as_dict(), out))
-    if html:
-        from evalkit.html import page
-        from evalkit.store import write
-
-        write(html, page(loaded, found.as_dict()))
-        _tell_written(html)
+    _tell_written(*show(run, kind, out, html, show_text))
 
 
 @app.command()
@@ -230,17 +227,13 @@ def compare(
     from evalkit import compare as comparisons
     from evalkit.formats import chosen
     from evalkit.runs import Run
+    from evalkit.showing import tell_missing
 
     chosen(kind)
     found = comparisons.compare(Run.load(a), Run.load(b), cell_a, cell_b)
     for folder, packs in zip((a, b), found.incomplete.values(), strict=True):
-        _tell_missing(folder, len(packs))
+        tell_missing(folder, len(packs))
     comparisons.told(found).put(kind)
-
-
-def _tell_missing(run: Path, packs: int) -> None:
-    if packs:
-        print(f"evalkit: {run} is not finished (packs missing: {packs}): only tasks that are whole are shown", file=sys.stderr)
 
 
 def _tell_written(*files: Path) -> None:

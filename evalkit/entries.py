@@ -8,12 +8,37 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 ELEMENT_BYTES = 2  # what an element is counted as, whatever dtype the run uses
+Count = TypeVar("Count", int, Tensor)
+
+
+@dataclass(frozen=True)
+class Holding(Generic[Count]):
+    """What is held of sequences: tensors [B] where caches are counted, ints where it is reckoned without any."""
+
+    entries: Count
+    numbers: Count  # of keys and values, in full precision
+    codes: Count = 0  # type: ignore[assignment]  # bytes of keys and values in fewer bits
+    scales: Count = 0  # type: ignore[assignment]  # numbers that say what codes stand for
+    noted: Count = 0  # type: ignore[assignment]  # numbers that a policy wrote about entries and sequences
+
+    def stored(self, element: int = ELEMENT_BYTES) -> Count:
+        """Return the bytes of keys and values in their stored form, at `element` bytes a number."""
+        return self.numbers * element + self.codes
+
+    def about(self, element: int = ELEMENT_BYTES) -> Count:
+        """Return the bytes of what is held beside them: scales, marks and notes."""
+        return (self.scales + self.noted) * element
+
+    def bytes(self, element: int = ELEMENT_BYTES) -> Count:
+        """Return all bytes."""
+        return self.stored(element) + self.about(element)
 
 
 class Entries(ABC):
@@ -45,8 +70,12 @@ class Entries(ABC):
         """Put `others` (this one among them) side by side, each with `lead` unused slots in front."""
 
     @abstractmethod
+    def holding(self, counts: Tensor) -> Holding[Tensor]:
+        """Return what `counts` [B, H] entries take in this form, nothing being noted about them."""
+
     def cost(self, counts: Tensor) -> Tensor:
         """Return the bytes [B] that `counts` [B, H] entries take in this form, 2 bytes an element."""
+        return self.holding(counts).bytes()
 
 
 @dataclass
@@ -117,8 +146,9 @@ class Plain(Entries):
         )
         return Plain.of(keys, values)
 
-    def cost(self, counts: Tensor) -> Tensor:
-        return counts.sum(1) * self.size * ELEMENT_BYTES
+    def holding(self, counts: Tensor) -> Holding[Tensor]:
+        entries = counts.sum(1)
+        return Holding(entries, entries * self.size)
 
 
 def gather_slots(tensor: Tensor, order: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from platformdirs import user_cache_dir
@@ -53,6 +54,16 @@ def model_folder(name: str, *, download: bool = True) -> Path:
         return fetch(name)
     except OSError as error:
         raise UsageError(f"cannot write model {name!r} to {cache()} ({error}): set EVALKIT_CACHE to a folder") from None
+
+
+def tokenizer(name: str) -> Any:
+    """Return the tokenizer of a known model, of a folder or of a hub repository. Raises UsageError where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(model_folder(name)) if name in KNOWN else name)
+    except Exception as error:  # transformers raises what it likes
+        raise UsageError(f"tokenizer={name} cannot be had ({_one_line(error)}): give a folder or a hub name") from None
 
 
 def cached(name: str) -> Path | None:

@@ -9,9 +9,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import UsageError, nearest
+from .store import write
 
 FORMATS = ("terminal", "md", "csv", "latex", "json")
 
@@ -60,6 +62,13 @@ class Told:
             show(self.sections)
         else:
             sys.stdout.write(self.text(kind))
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write report.md, report.csv and report.json into `folder`; return their paths."""
+        paths = [folder / f"report.{kind}" for kind in ("md", "csv", "json")]
+        for path in paths:
+            write(path, self.text(path.suffix[1:]))
+        return paths
 
 
 def chosen(kind: str) -> str:
@@ -152,7 +161,9 @@ def show(sections: Sequence[Section]) -> None:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows, which all have the first one's fields, under a line with their names; None stands empty."""
+    """Return rows, which all have the first one's fields, under a line with their names; None stands empty. No rows, no text."""
+    if not rows:
+        return ""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
+from .formats import markdown
+from .retention.records import KIND
+from .retention.sections import by_bucket
 from .store import write
 
 HEAD = """# Results
@@ -19,6 +23,8 @@ Written by `evalkit gallery`; every folder holds a report as `evalkit report RUN
 plots), and names the command that made its run.
 """
 MARK = re.compile(r"(<!-- results: ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+Entry = dict[str, Any]
 
 
 def show(folder: Path, readme: Path | None = None) -> list[Path]:
@@ -38,23 +44,56 @@ def show(folder: Path, readme: Path | None = None) -> list[Path]:
 
 
 def short(folder: Path, name: str, at: str) -> str:
-    """Return what the report `name` says in short: its title, its table, its curves, its command; links start from `at`."""
+    """Return what the report `name` says in short: its title, its table, its curves, its command; links start from `at`.
+
+    Raises UsageError for a report that is not there, cut short, or none of evalkit's.
+    """
     where = folder / name
+    mend = f"write it with `evalkit report RUN --out {where}`"
     try:
         told = json.loads((where / "report.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{where} holds no whole report ({error}): write it with `evalkit report RUN --out {where}`") from None
-    lines = [f"{told['title']}.", ""]
-    for group in told["groups"]:
-        lines += [*_group(told, group), ""]
-    lines += [f"![{name}]({at}{name}/{path.name})\n" for path in sorted(where.glob("accuracy-*.svg"))]
-    command = told["aside"]["command"]
+        raise UsageError(f"{where} holds no whole report ({error}): {mend}") from None
+    try:
+        of_retention = told.get("kind") == KIND
+        lines = [f"{told['title']}.", "", *(_retention(told) if of_retention else _sweep(told))]
+        command = told["aside"]["command"]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{where / 'report.json'} is no report of evalkit's ({type(error).__name__}: {error}): {mend}") from None
+    kinds = ("buckets", "turns") if of_retention else ("accuracy",)
+    figures = [path for kind in kinds for path in sorted(where.glob(f"{kind}-*.svg"))]
+    lines += [f"![{name}]({at}{name}/{path.name})\n" for path in figures]
     return "\n".join([*lines, f"Made by `{command}`; [the whole report]({at}{name}/report.md) says how to read it.", ""])
 
 
-def _group(told: dict[str, Any], group: dict[str, Any]) -> list[str]:
+# Retention
+
+
+def _retention(told: Entry) -> Iterator[str]:
+    """What was asked of which model, and the table of accuracy by context length."""
+    model, protocol = (told["provenance"][part] for part in ("model", "protocol"))
+    yield from (f"{note}\n" for note in told["notes"])
+    counted = ", ".join(str(model[name]) for name in ("dtype", "device", "lengths") if model.get(name))
+    yield (
+        f"{model['name']} ({counted}), `replies={protocol['replies']}`, `source={protocol['source']}`, "
+        f"asked after turns {', '.join(map(str, told['turns']))}; accuracy in percent, in brackets the difference to full in points:\n"
+    )
+    section = by_bucket(told)
+    yield markdown([section]).partition("\n\n")[2]
+
+
+# Sweeps
+
+
+def _sweep(told: Entry) -> Iterator[str]:
+    """A table for each model and protocol."""
+    for group in told["groups"]:
+        yield from (*_group(told, group), "")
+
+
+def _group(told: Entry, group: Entry) -> list[str]:
     """One model under one protocol: a line for each cell, a column for each task."""
-    model = next(model for model in told["provenance"]["models"] if model["name"] == group["model"])
+    model = {model["name"]: model for model in told["provenance"]["models"]}[group["model"]]
     head = [
         "policy@budget",
         *(f"{task['name']} (n={task['n']})" for task in group["tasks"]),
@@ -72,7 +111,7 @@ def _group(told: dict[str, Any], group: dict[str, Any]) -> list[str]:
     ]
 
 
-def _row(cell: dict[str, Any], tasks: list[str]) -> list[str]:
+def _row(cell: Entry, tasks: list[str]) -> list[str]:
     entries, mean = [cell["tasks"][task] for task in tasks], cell["mean"]
     shares = [f"{100 * cell[what]:.0f} %" for what in ("held", "read", "acted")]
     return [
@@ -84,11 +123,11 @@ def _row(cell: dict[str, Any], tasks: list[str]) -> list[str]:
     ]
 
 
-def _points(entry: dict[str, Any]) -> str:
+def _points(entry: Entry) -> str:
     return f"{100 * entry['accuracy']:.1f} ±{100 * entry['stderr']:.1f}"
 
 
-def _difference(mean: dict[str, Any]) -> str:
+def _difference(mean: Entry) -> str:
     """The mean difference to full and its 95 % interval, in percentage points."""
     value, low, high = (100 * mean[name] for name in ("difference", "difference_low", "difference_high"))
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}] {'?' if mean['verdict'] == 'inconclusive' else mean['verdict']}"

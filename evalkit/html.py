@@ -31,13 +31,20 @@ def page(run: Run, report: Mapping[str, Any], documents: bool = True) -> str:
     `report` is the dict of `Report.as_dict` of this run. With `documents` the page also holds the texts of documents whose
     answer a policy flipped, the first `MOST` of each cell and task. Whatever these texts say, the page shows and never runs it.
     """
-    style, script = _part("page.css"), _part("page.js")
+    title = report["title"] or "Accuracy against budget"
+    return assembled("sweep", title, {"report": report, "flips": flips(run, report) if documents else None})
+
+
+def assembled(kind: str, title: str, data: Mapping[str, Any]) -> str:
+    """Return a page of a kind, sweep or retention: the parts and the script that bear its name, with `data` for them to draw."""
+    style, script = _part("page.css"), _part("page.js") + _part(f"{kind}.js")
     texts = {
-        "title": escape(report["title"] or "Accuracy against budget"),
+        "title": escape(title),
         "policy": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
         "style": style,
+        "main": _part(f"{kind}.html"),
         "script": script,
-        "data": embedded({"report": report, "flips": flips(run, report) if documents else None}),
+        "data": embedded(data),
     }
     # All at once: what was filled in is not searched for places again.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: texts[place[1]], _part("page.html"))

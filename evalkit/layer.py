@@ -6,6 +6,7 @@ Shapes: B sequences, H key/value heads, G query heads per key/value head, T new 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +52,23 @@ class Layer:
         if visible.is_floating_point():
             return scores.add_(visible)
         return scores.view(shape).masked_fill_(~visible, float("-inf"))
+
+
+class Head(NamedTuple):
+    """What a key/value head of a layer is like."""
+
+    layer: Layer
+    key_size: int
+    value_size: int
+
+    @property
+    def size(self) -> int:
+        """Elements of one entry's key and value together."""
+        return self.key_size + self.value_size
+
+    def live(self, tokens: int) -> int:
+        """Return how many of `tokens` it could hold: all, or a sliding window of them."""
+        return tokens if self.layer.window is None else min(tokens, self.layer.window)
 
 
 def exact(tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
+from .errors import UsageError
 from .plan import FULL, ModelChoice, Plan
 from .policies import build
 from .policy import Policy
@@ -33,9 +34,12 @@ def policies(plan: Plan) -> list[tuple[str, Policy]]:
     for choice in plan.measured():
         knobs = ", ".join(f"{name}={value}" for name, value in choice.knobs.items())
         for budget in choice.budgets or ():
-            policy = build(choice.name, budget, **choice.knobs)
-            for protocol in plan.protocols:
-                policy.check(protocol)
+            try:
+                policy = build(choice.name, budget, **choice.knobs)
+                for protocol in plan.protocols:
+                    policy.check(protocol)
+            except UsageError as error:
+                raise UsageError(f"policy {choice.name} of the plan: {error}") from None
             found.append((f"{choice.name}({knobs})" if knobs else choice.name, policy))
     return found
 

@@ -1,4 +1,4 @@
-"""A model's identity, and the tiny random model that checks run on; knows no policy and no task."""
+"""A model's identity and its config, and the tiny random model that checks run on; knows no policy and no task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 SAMPLE = 4096  # elements of a tensor that enter the digest
 
@@ -23,6 +23,11 @@ def digest(model: nn.Module) -> str:
         picked = flat[:: max(1, len(flat) // SAMPLE)][: SAMPLE + 1]
         digest.update(picked.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def configured(pretrained: str, **given: Any) -> PretrainedConfig:
+    """Return the config of a model folder, a file or a hub name, without its weights; whatever transformers raises, it raises."""
+    return AutoConfig.from_pretrained(pretrained, **given)
 
 
 def tiny(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:

@@ -61,6 +61,14 @@ def _distinct(key: Callable[[Any], object] = lambda entry: entry, hint: str = "g
     return AfterValidator(check)
 
 
+def _budget(given: object) -> Budget:
+    """Read a budget; what is wrong with it is said without its name, which stands before."""
+    try:
+        return Budget.of(given)
+    except UsageError as error:
+        raise refusal(str(error).partition(": ")[2]) from None
+
+
 def _plain(value: object) -> object:
     """Refuse what JSON cannot hold, as identities are kept in it."""
     try:
@@ -81,7 +89,7 @@ Line = Annotated[str, StringConstraints(strip_whitespace=True, pattern=r"^[^\n]+
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Plain = Annotated[Any, AfterValidator(_plain)]
-Asked = Annotated[Budget, PlainValidator(Budget.of), PlainSerializer(str, return_type=str)]
+Asked = Annotated[Budget, PlainValidator(_budget), PlainSerializer(str, return_type=str)]
 Budgets = Annotated[Several[Asked], _distinct()]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import UsageError
+from .figures import Look, band, legend, looks, small_multiples, style, write
 from .store import slug
 
 if TYPE_CHECKING:
@@ -17,36 +16,10 @@ if TYPE_CHECKING:
 
 Entry = Mapping[str, Any]
 
-# Colours that colour-blind readers tell apart (Okabe and Ito, 2008), without the yellow that print loses; markers say the same.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C564B")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")
-STYLE: Any = {
-    "svg.hashsalt": "evalkit",
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "axes.axisbelow": True,
-}
 KNEE, HOLLOW = "smallest budget that is ok", "hollow: acted on few prompts"  # explained last in a legend
 RING: Mapping[str, Any] = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": "black", "markeredgewidth": 0.8}
 WIDTH = 1.96  # standard errors on each side of a 95 % interval
 HALF = 0.5  # of the prompts: a policy that acted on fewer tells little
-PANEL = (3.0, 2.4)  # inches
-ACROSS = 4  # panels side by side
-
-
-class Look(NamedTuple):
-    """How a policy is told from others, in colour and without."""
-
-    colour: str
-    marker: str
-
-    @property
-    def drawn(self) -> dict[str, Any]:
-        return {"color": self.colour, "marker": self.marker, "markersize": 4}
 
 
 class Point(NamedTuple):
@@ -76,34 +49,13 @@ def save(report: Entry, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    with _style():
+    with style():
         for group in report["groups"]:
             name = slug(f"{group['model']}-{group['protocol']}")
             for axis in axes_of(group):
-                written += _write(curves(group, axis), folder / f"{axis.file}-{name}")
-            written += _write(fronts(group), folder / f"pareto-{name}")
+                written += write(curves(group, axis), folder / f"{axis.file}-{name}")
+            written += write(fronts(group), folder / f"pareto-{name}")
     return written
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    """Draw in our style, whatever the user's own settings are."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UsageError("plots need matplotlib, which is not installed: pip install 'kv-evalkit[plots]'") from None
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        yield
-
-
-def _write(figure: Figure, stem: Path) -> list[Path]:
-    """Save a figure in both formats, without a date or a version in either."""
-    png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
-    figure.savefig(png, dpi=160, metadata={"Software": None})
-    figure.savefig(svg, metadata={"Date": None, "Creator": None})
-    return [png, svg]
 
 
 # Curves: accuracy of every policy against what it was given, held or read
@@ -140,20 +92,13 @@ def _percent(share: float | None) -> float | None:
 
 def curves(group: Entry, axis: Axis) -> Figure:
     """Draw small multiples: the mean and every task, one line for each policy, and one legend."""
-    from matplotlib.figure import Figure
-
     names = ["mean", *(task["name"] for task in group["tasks"])]
-    across = min(ACROSS, len(names))
-    down = -(-len(names) // across)
-    figure = Figure(figsize=(PANEL[0] * across, PANEL[1] * down + 0.6), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False).flatten()
-    for panel, name in zip(panels, names, strict=False):
+    figure, panels = small_multiples(len(names))
+    for panel, name in zip(panels, names, strict=True):
         _panel(panel, group, axis, name)
-    for panel in panels[len(names) :]:
-        panel.set_axis_off()
     figure.supxlabel(axis.label, fontsize=8)
     figure.supylabel("accuracy (%)", fontsize=8)
-    _legend(figure, list(panels), group)
+    _legend(figure, panels, group)
     return figure
 
 
@@ -165,10 +110,10 @@ def _panel(panel: Axes, group: Entry, axis: Axis, task: str) -> None:
         _draw_full(panel, cell, task)
     chance = [entry["chance"] for entry in group["tasks"] if task in ("mean", entry["name"])]
     panel.axhline(100 * sum(chance) / len(chance), color="0.5", linestyle=":", linewidth=1, label="chance")
-    looks = _looks(group)
-    for policy, look in looks.items():
+    told = _looks(group)
+    for policy, look in told.items():
         points = sorted(_points(group, policy, axis, task))
-        _draw_policy(panel, points, policy, look, faintness=len(looks))
+        _draw_policy(panel, points, policy, look, bands=len(told))
         _draw_knee(panel, [point for point in points if point.budget == _knee(group, policy, task)])
     _ticks(panel)
 
@@ -179,11 +124,11 @@ def _draw_full(panel: Axes, cell: Entry, task: str) -> None:
     panel.axhspan(low, high, color="black", alpha=0.08, linewidth=0)
 
 
-def _draw_policy(panel: Axes, points: Sequence[Point], policy: str, look: Look, faintness: int) -> None:
-    """A policy's line, band and markers, hollow where it hardly acted; the more bands lie on each other, the fainter each."""
+def _draw_policy(panel: Axes, points: Sequence[Point], policy: str, look: Look, bands: int) -> None:
+    """A policy's line, band and markers, hollow where it hardly acted."""
     xs = [point.x for point in points]
     low, high = [point.low for point in points], [point.high for point in points]
-    panel.fill_between(xs, low, high, color=look.colour, alpha=min(0.12, 0.4 / faintness), linewidth=0)
+    band(panel, xs, low, high, look.colour, bands)
     panel.plot(xs, [point.y for point in points], **look.drawn, linewidth=1.2, label=policy)
     if grey := [point for point in points if point.greyed]:
         hollow = {**look.drawn, "markerfacecolor": "white", "linestyle": "none"}
@@ -206,11 +151,8 @@ def _ticks(panel: Axes) -> None:
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], group: Entry) -> None:
-    """One legend over all panels, with what it is that was measured; it explains rings and hollow marks only where there are any."""
-    handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    labels = sorted(handles, key=(KNEE, HOLLOW).__contains__)
-    title = f"{group['model']}, protocol {group['protocol']}"
-    figure.legend([handles[label] for label in labels], labels, loc="outside upper center", ncols=6, frameon=False, title=title)
+    """One legend; it explains rings and hollow marks only where there are any."""
+    legend(figure, panels, f"{group['model']}, protocol {group['protocol']}", (KNEE, HOLLOW))
 
 
 # Fronts: which cells no other beats in both accuracy and cost
@@ -263,9 +205,7 @@ def _policies(group: Entry) -> list[str]:
 
 
 def _looks(group: Entry) -> dict[str, Look]:
-    """Every policy's colour and marker; their numbers differ, so that not both come round at once."""
-    names = _policies(group)
-    return {name: Look(COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]) for number, name in enumerate(names)}
+    return looks(_policies(group))
 
 
 def _knee(group: Entry, policy: str, task: str) -> str | None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .budget import WHOLE, Budget
 from .cache import NOTHING, LayerCache, Marks
+from .entries import Holding
 from .errors import UsageError, nearest
-from .layer import exact
+from .layer import Head, exact
 from .masks import highest as top
 
 Natural = Annotated[int, Field(ge=0)]  # the knobs' types: 0, 1, 2, ...
@@ -128,6 +129,21 @@ class Policy:
         """How many of a prompt's last queries the policy looks at together: they arrive in one block."""
         return 1
 
+    def holding(self, head: Head, tokens: int) -> Holding[int]:
+        """Return what a head holds of a prompt of `tokens` once the policy has acted, as its cache will count it.
+
+        This is the allowance where entries are forgotten, else every entry. A policy that keeps another number, stores entries in
+        another form or notes something says so here.
+        """
+        entries = head.live(tokens)
+        if self.overrides("evict"):
+            entries = min(entries, self.budget.allowance(tokens, head.layer.window))
+        return Holding(entries, entries * head.size)
+
+    def fetched(self, head: Head, tokens: int) -> int:
+        """Return how many of a head's entries a query brings from host memory, at most."""
+        return head.live(tokens) if self.host else 0
+
     def check(self, protocol: str) -> None:
         """Raise UsageError when the policy cannot run under `protocol`, or there is no such protocol."""
         if protocol not in PROTOCOLS:
@@ -166,6 +182,6 @@ def _each(count: Tensor | int) -> Tensor | int:
 
 
 __all__ = [
-    "NOTHING", "Budget", "LayerCache", "Marks", "Model", "Natural", "Policy", "Positive", "Presets", "Share", "exact", "first", "granted",
-    "last", "top",
+    "NOTHING", "Budget", "Head", "Holding", "LayerCache", "Marks", "Model", "Natural", "Policy", "Positive", "Presets", "Share", "exact",
+    "first", "granted", "last", "top",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import UsageError
 from .shares import QUANTITIES, shares
 from .store import PackName, Store
 
@@ -85,6 +86,8 @@ class Run:
     def load(cls, folder: Path) -> Run:
         """Read a run. Raises UsageError for a folder without one, and for packs that are damaged or of another run."""
         store = Store.open(folder)
+        if kind := store.manifest.get("kind"):
+            raise UsageError(f"{folder} holds a {kind} run, not a sweep: give the folder of one that `evalkit sweep --out` wrote")
         names = store.names()
         missing = [name for name in names if not store.has(name)]
         gaps = {(name.model, name.protocol, name.task) for name in missing}

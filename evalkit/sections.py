@@ -11,7 +11,6 @@ from typing import Any
 from .formats import Section, Told, Word
 from .report import MEAN, SHARES, Report, size
 from .spots import Entry
-from .store import write
 
 SIGNS = {"ok": "ok", "worse": "worse", "inconclusive": "?"}
 TONES = {"ok": "good", "worse": "bad"}
@@ -25,11 +24,7 @@ def told(report: Report) -> Told:
 
 def save(report: Report, folder: Path) -> list[Path]:
     """Write report.md, report.csv and report.json into `folder`; return their paths."""
-    found = told(report)
-    paths = [folder / f"report.{kind}" for kind in ("md", "csv", "json")]
-    for path in paths:
-        write(path, found.text(path.suffix[1:]))
-    return paths
+    return told(report).save(folder)
 
 
 def timeless(report: Report) -> dict[str, Any]:

@@ -13,15 +13,18 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from .errors import UsageError
+
+Run = TypeVar("Run")
 
 SCHEMA = 1  # of everything in the folder; another one is refused
 ASIDE = frozenset({"created", "machine", "command", "shown"})  # what a manifest says beside the run's identity
@@ -53,13 +56,11 @@ class Store:
     @classmethod
     def create(cls, folder: Path, manifest: Mapping[str, Any]) -> Store:
         """Begin a run in `folder`, or take up the one that is there. Raises UsageError where that one is another run."""
+        written = {"schema": SCHEMA, **manifest}
+        refuse_other(folder, identity(written))
         if not (folder / "run.json").exists():
-            if folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):  # .lock, unfinished files
-                raise UsageError(f"{folder} holds other files and no run.json: give an empty or a new folder")
-            write(folder / "run.json", sealed({"schema": SCHEMA, **manifest}))
+            write(folder / "run.json", sealed(written))
         store = cls.open(folder)
-        if differing := _differing(identity({"schema": SCHEMA, **manifest}), identity(store.manifest)):
-            raise OtherRun(f"{folder} holds another run ({differing}): give another folder, or what that run was started with")
         if manifest.get("shown") != store.manifest.get("shown"):  # another title or margin
             store = cls(folder, {**store.manifest, "shown": manifest.get("shown")})
             write(folder / "run.json", sealed(store.manifest))
@@ -168,6 +169,28 @@ class Damaged(UsageError):
 
 class OtherRun(UsageError):
     """A folder that holds another run than the one that is asked for."""
+
+
+def refuse_other(folder: Path, known: Mapping[str, Any]) -> None:
+    """Raise UsageError where `folder` holds other files, and OtherRun where it holds a run of which not all that is `known` is true."""
+    if (folder / "run.json").exists():
+        there = Store.open(folder).manifest
+        if differing := _differing(dict(known), {name: there.get(name) for name in known}):
+            raise OtherRun(f"{folder} holds another run ({differing}): give another folder, or what that run was started with")
+    elif folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):  # .lock, unfinished files
+        raise UsageError(f"{folder} holds other files and no run.json: give an empty or a new folder")
+
+
+def anew(folder: Path, run: Callable[[], Run], say: Callable[[str], None]) -> Run:
+    """Return what `run` makes in `folder`; another run there is moved aside first."""
+    try:
+        return run()
+    except OtherRun:
+        place = folder.resolve()  # "." has no name
+        aside = next(path for n in count(1) if not (path := place.with_name(f"{place.name}.{n}")).exists())
+        place.rename(aside)
+        say(f"evalkit: {folder} held another run, which is now {aside}")
+        return run()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from .manifest import agrees, manifest, packed, policies, shown
 from .plan import ModelChoice, Plan, load
 from .rooms import room
 from .spread import Crew, Crews, alone, cluster, processes
-from .store import Damaged, OtherRun, PackName, Store, digest, locked
+from .store import Damaged, PackName, Store, digest, locked, refuse_other
 
 if TYPE_CHECKING:
     from .harness.tasks import Asked, Item
@@ -59,16 +58,6 @@ class Sweep:
     loader: Loader = worker
     say: Say = field(default=lambda line: print(line, file=sys.stderr))
 
-    def run_anew(self) -> Store:
-        """Run; another run in the folder is moved aside first."""
-        try:
-            return self.run()
-        except OtherRun:
-            aside = next(path for n in count(1) if not (path := self.folder.with_name(f"{self.folder.name}.{n}")).exists())
-            self.folder.rename(aside)
-            self.say(f"evalkit: {self.folder} held another run, which is now {aside}")
-            return self.run()
-
     def run(self) -> Store:
         """Score what the folder lacks, then write lm-eval's files; return the finished run."""
         from .harness.export import export
@@ -76,10 +65,13 @@ class Sweep:
         policies(self.plan)  # what they refuse is said before anything is loaded
         with ExitStack() as stack:
             stack.enter_context(locked(self.folder))
+            refuse_other(self.folder, {"plan": self.plan.identity()})  # before tasks and models are loaded
+            self.say("evalkit: reading the tasks")
             asked = stack.enter_context(_asked(self.plan, self.data))
             items = asked.items()
             tasks = _tasks(asked, items)
             if not (store := self.finished(tasks, items)):
+                self.say(f"evalkit: loading {', '.join(choice.name for choice in self.plan.models)}")
                 crews = [(choice, stack.enter_context(self.crews(self.loader(choice, self.plan)))) for choice in self.plan.models]
                 models = [(choice, crew.call("described"), _encoded(crew, items)) for choice, crew in crews]
                 store = self.begun(manifest(self.plan, models, tasks), items)

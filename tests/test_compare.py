@@ -10,6 +10,7 @@ from handmade import write_by_hand
 from evalkit.compare import compare, told
 from evalkit.errors import UsageError
 from evalkit.runs import Run
+from tests.recalled import write_run
 
 FIRST = {"full@100%": {"piqa": [1] * 8}, "h2o@50%": {"piqa": [1, 1, 1, 1, 1, 1, 0, 0]}}
 SECOND = {"full@100%": {"piqa": [1] * 8}, "h2o@50%": {"piqa": [1, 1, 0, 0, 0, 1, 1, 0]}}  # loses three, gains one
@@ -173,3 +174,9 @@ def test_a_wrong_folder_is_a_line(runs, command, tmp_path) -> None:
     code, out, err = command("compare", tmp_path / "a", tmp_path / "c")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "holds no run" in err
+
+
+def test_a_retention_run_is_refused_in_a_line(tmp_path) -> None:
+    write_run(tmp_path / "recall")
+    with pytest.raises(UsageError, match="recall holds a retention run, not a sweep: give the folder of one"):
+        Run.load(tmp_path / "recall")

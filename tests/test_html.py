@@ -81,8 +81,9 @@ def test_a_browser_runs_the_pages_own_script_and_no_other(loaded, made) -> None:
     assert policy == f"default-src 'none'; img-src data:; style-src 'sha256-{names[0]}'; script-src 'sha256-{names[1]}'"
 
 
-def test_the_script_makes_no_markup_of_data() -> None:
-    script = (html.PARTS / "page.js").read_text("utf-8")
+@pytest.mark.parametrize("name", ["page.js", "sweep.js", "retention.js"])
+def test_the_scripts_make_no_markup_of_data(name) -> None:
+    script = (html.PARTS / name).read_text("utf-8")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from evalkit import cli
 from evalkit.errors import UsageError
+from evalkit.retention.endpoint import SERVERS
 from evalkit.retention.protocol import DECISIVE, FLAGS, INDIFFERENT, Bucket, Protocol, load
 
 
@@ -18,7 +19,7 @@ def test_every_field_takes_a_side():
 
 
 def test_every_field_is_a_flag():
-    flags = set(inspect.signature(cli.retention).parameters) - {"out", "protocol", "jobs"}
+    flags = set(inspect.signature(cli.retention).parameters) - {"out", "protocol", "jobs", "endpoint", *SERVERS}
     assert {FLAGS.get(flag, flag) for flag in flags} == set(Protocol.model_fields)
 
 

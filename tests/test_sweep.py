@@ -15,7 +15,7 @@ from evalkit import cli, manifest, spread, sweep
 from evalkit.errors import UsageError
 from evalkit.harness.tasks import drawn
 from evalkit.runs import Run
-from evalkit.store import OtherRun, Store, locked
+from evalkit.store import OtherRun, Store, anew, locked
 from evalkit.sweep import Sweep, prepared
 from tests.kills import PLAN
 from tests.stub import SIX, loader, mini_alone, noted, planned
@@ -163,7 +163,8 @@ def test_another_plan_in_the_folder_is_refused_and_moved_aside_only_if_asked(swe
         swept(limit=5)
     assert sorted(store.folder.rglob("*.jsonl")) == packs
     lines: list[str] = []
-    Sweep(planned(limit=5), store.folder, loader=loader(tmp_path / "log"), say=lines.append).run_anew()
+    job = Sweep(planned(limit=5), store.folder, loader=loader(tmp_path / "log"))
+    anew(job.folder, job.run, lines.append)
     assert lines == [f"evalkit: {store.folder} held another run, which is now {store.folder}.1"]
     assert Store.open(tmp_path / "run.1").digest == store.digest
     assert not Run.load(store.folder).missing
@@ -266,6 +267,29 @@ def test_a_task_whose_rows_cannot_be_had_is_one_line(swept, monkeypatch):
     line = r"the rows of mini_copa cannot be loaded \(ConnectionError: cannot reach the hub\): give --data DIR"
     with pytest.raises(UsageError, match=line):
         swept(tasks=["mini_copa"])
+
+
+def test_a_folder_of_other_files_is_refused_before_a_model_is_loaded(swept, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("all of it")
+    with pytest.raises(UsageError, match=r"run holds other files and no run\.json"):
+        swept()
+    assert noted(tmp_path / "run.log") == []
+
+
+def test_another_plans_folder_is_refused_before_a_model_is_loaded(swept, tmp_path):
+    swept()
+    asked = len(noted(tmp_path / "run.log"))
+    with pytest.raises(OtherRun, match=r"plan\.limit: here 3"):
+        swept(limit=3)
+    assert len(noted(tmp_path / "run.log")) == asked
+
+
+def test_a_run_in_the_working_folder_can_be_moved_aside(swept, tmp_path, monkeypatch):
+    swept()
+    monkeypatch.chdir(tmp_path / "run")
+    anew(Path(), Sweep(planned(limit=3), Path(), loader=loader(tmp_path / "anew.log")).run, lambda line: None)
+    assert Store.open(tmp_path / "run.1").manifest["plan"]["limit"] == planned().limit
 
 
 def test_a_second_sweep_on_the_folder_is_refused(swept, tmp_path):

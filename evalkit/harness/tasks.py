@@ -60,8 +60,9 @@ class Recorded(LM):
 
 @cache
 def _manager(include: tuple[str, ...]) -> TaskManager:
-    """Return lm-eval's index of tasks, which takes seconds to make."""
-    return TaskManager(include_path=list(include))
+    """Return lm-eval's index of tasks, which takes seconds to make. Its warnings are of tasks that local data stand in for."""
+    with quiet("lm_eval.tasks"):
+        return TaskManager(include_path=list(include))
 
 
 @dataclass

@@ -6,16 +6,16 @@ Shapes: S slots, N rows of groups, C groups in a row.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..entries import ELEMENT_BYTES
+from ..entries import ELEMENT_BYTES, Count, Holding
 
 MOST_BITS = 4
-Count = TypeVar("Count", int, Tensor)
+ABOUT = 2  # numbers that say what a group's codes stand for: its scale and its least number
 
 
 class Form(NamedTuple):
@@ -40,12 +40,16 @@ class Layout(NamedTuple):
         divisor = max(n for n in range(1, min(group, value_size) + 1) if value_size % n == 0)
         return cls(group, key_size, divisor, value_size)
 
-    def bytes(self, bits: int, keys: Count, key_groups: Count, values: Count, coded_values: Count) -> Count:
-        """Return the bytes of `keys` and `values` in full precision, groups of coded keys, and coded values."""
-        full = (keys * self.key_size + values * self.value_size) * ELEMENT_BYTES
-        value_groups = coded_values * (self.value_size // self.value_group)
-        coded_keys = key_groups * self.key_size * group_bytes(self.group, bits)
-        return full + coded_keys + value_groups * group_bytes(self.value_group, bits)
+    def holding(self, bits: int, keys: Count, key_groups: Count, values: Count, coded_values: Count) -> Holding[Count]:
+        """Return what is held by `keys` and `values` in full precision, groups of coded keys, and coded values."""
+        of_keys = key_groups * self.key_size
+        of_values = coded_values * (self.value_size // self.value_group)
+        return Holding(
+            entries=values + coded_values,
+            numbers=keys * self.key_size + values * self.value_size,
+            codes=of_keys * code_bytes(self.group, bits) + of_values * code_bytes(self.value_group, bits),
+            scales=(of_keys + of_values) * ABOUT,
+        )
 
     def of_keys(self, keys: Tensor) -> Tensor:
         """Part keys [B, H, N x group, D] into groups of tokens, [B, H, N, D, group]."""
@@ -56,9 +60,14 @@ class Layout(NamedTuple):
         return values.unflatten(3, (self.value_size // self.value_group, self.value_group))
 
 
+def code_bytes(size: int, bits: int) -> int:
+    """Return the bytes that the codes of a group of `size` numbers take."""
+    return -(-size * bits // 8)
+
+
 def group_bytes(size: int, bits: int) -> int:
     """Return the bytes of a group of `size` numbers: its codes, its scale and its least number."""
-    return -(-size * bits // 8) + 2 * ELEMENT_BYTES
+    return code_bytes(size, bits) + ABOUT * ELEMENT_BYTES
 
 
 class Coded(NamedTuple):

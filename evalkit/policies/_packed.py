@@ -7,13 +7,13 @@ S slots, T new tokens, D head size, N rows of groups, C groups in a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from ..entries import Entries, Plain, gather_slots
+from ..entries import Entries, Holding, Plain, gather_slots
 from ._codes import MOST_BITS, Coded, Form, Layout, decode, encode, since
 
 
@@ -106,30 +106,30 @@ class Part:
             passed=rest - cut,
         )
 
-    def cost(self, counts: Tensor) -> Tensor:
-        """Return the bytes [B] of each head's newest `counts` [B, H] slots."""
+    def holding(self, counts: Tensor) -> Holding[Tensor]:
+        """Return what each head's newest `counts` [B, H] slots take, [B]."""
         keys, values = counts.clamp(max=self.keys.shape[2]), counts.clamp(max=self.values.shape[2])
         groups = (counts - keys + self.layout.group - 1) // self.layout.group
-        return self.layout.bytes(self.form.bits, keys, groups, values, counts - values).sum(1)
+        return self.layout.holding(self.form.bits, *(each.sum(1) for each in (keys, groups, values, counts - values)))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (*self.coded_keys, *self.coded_values, self.keys, self.values)
 
-    def holding(self, tensors: Sequence[Tensor]) -> Part:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Part:
         """Return a part of the same kind with other sequences' tensors."""
         return replace(self, coded_keys=Coded(*tensors[:3]), coded_values=Coded(*tensors[3:6]), keys=tensors[6], values=tensors[7])
 
     def rows(self, index: Tensor | slice | list[int]) -> Part:
         """Return the sequences at `index`."""
-        return self.holding([tensor[index] for tensor in self.tensors])
+        return self.with_tensors([tensor[index] for tensor in self.tensors])
 
 
 def joined(parts: Sequence[Part]) -> Part:
     """Hold the sequences of parts of one kind in one."""
     if len(parts) == 1:
         return parts[0]
-    return parts[0].holding([torch.cat(tensors) for tensors in zip(*(part.tensors for part in parts), strict=True)])
+    return parts[0].with_tensors([torch.cat(tensors) for tensors in zip(*(part.tensors for part in parts), strict=True)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +228,9 @@ class Packed(Entries):
         together = tuple(joined(parts) for parts, _ in kinds.values())
         return Packed(together, tuple(places for _, places in kinds.values()), several[0].slots + lead[0])
 
-    def cost(self, counts: Tensor) -> Tensor:
-        total = counts.new_zeros(len(counts))
+    def holding(self, counts: Tensor) -> Holding[Tensor]:
+        total = Holding(*(counts.new_zeros(len(counts)) for _ in fields(Holding)))
         for part, here, mine in zip(self.parts, self.places, self.shared(counts), strict=True):
-            total[list(here)] = part.cost(mine)
+            for whole, own in zip(vars(total).values(), vars(part.holding(mine)).values(), strict=True):
+                whole[list(here)] = own
         return total

@@ -1,12 +1,12 @@
 """H2O, the heavy-hitter oracle: keep the newest tokens and those that have drawn the most attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..policy import LayerCache, Policy, Presets, granted, last, top
+from ..policy import Head, Holding, LayerCache, Policy, Presets, granted, last, top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,12 @@ class H2O(Policy):
     @property
     def static(self) -> bool:
         return not self.every_step
+
+    def holding(self, head: Head, tokens: int) -> Holding[int]:
+        if self.simulate:  # nothing is forgotten and nothing noted
+            return Policy().holding(head, tokens)
+        held = super().holding(head, tokens)
+        return replace(held, noted=held.entries)
 
     def observe(self, cache: LayerCache, query: Tensor) -> LayerCache:
         received = cache.received(query).sum(2)

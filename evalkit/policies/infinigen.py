@@ -1,14 +1,14 @@
 """InfiniGen: keep everything in host memory and fetch the entries that a rehearsal of the layer says will matter."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..policy import LayerCache, Model, Policy, Positive, Presets, Share, exact, top
+from ..policy import Head, Holding, LayerCache, Model, Policy, Positive, Presets, Share, exact, top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,17 @@ class InfiniGen(Policy):
     def __post_init__(self) -> None:
         if not self.alpha >= 0:
             raise UsageError(f"alpha={self.alpha} is not allowed: give a distance between scores, 0 or more")
+
+    def holding(self, head: Head, tokens: int) -> Holding[int]:
+        held, channels = super().holding(head, tokens), self.channels(head.key_size)
+        if self.columns == "union":  # how many the two choices have in common is known with the weights only
+            channels = min(2 * channels, head.key_size)
+        return replace(held, noted=0 if head.layer.index < self.dense_layers else held.entries * channels)
+
+    def fetched(self, head: Head, tokens: int) -> int:
+        if head.layer.index < self.dense_layers:
+            return head.live(tokens)
+        return min(head.live(tokens), self.budget.allowance(tokens, head.layer.window))
 
     def read(self, cache: LayerCache, query: Tensor) -> Tensor | None:
         if cache.allowance is None or cache.layer.index < self.dense_layers:
@@ -97,10 +108,14 @@ class InfiniGen(Policy):
         order = wanted.byte().argsort(dim=-1, descending=True, stable=True)[:, : int(wanted.sum(-1).max())]
         return skew.gather(2, order[:, None].expand(-1, skew.shape[1], -1)) * wanted.gather(1, order)[:, None]
 
+    def channels(self, size: int) -> int:
+        """Return how many of a head's `size` channels are chosen at once."""
+        return max(1, int(self.ratio * size))
+
     def wanted(self, queries: Tensor, keys: Tensor) -> Tensor:
         """[H, D] which channels of skewed queries [H, G, T, D] and keys [H, T, D] take part in guesses."""
         asked, held = queries.abs().sum((1, 2)), keys.abs().sum(1)
-        count, every = max(1, int(self.ratio * keys.shape[2])), torch.ones_like(held, dtype=torch.bool)
+        count, every = self.channels(keys.shape[2]), torch.ones_like(held, dtype=torch.bool)
         if self.columns == "union":
             return top(asked, count, every) | top(held, count, every)
         return top(asked + queries.shape[1] * held if self.columns == "sum" else asked, count, every)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from ..entries import ELEMENT_BYTES
 from ..errors import UsageError
-from ..policy import LayerCache, Natural, Policy, Positive, Presets
+from ..policy import Head, Holding, LayerCache, Natural, Policy, Positive, Presets
 from ._codes import MOST_BITS, Form, Layout, group_bytes
 from ._packed import Packed, Part
 
@@ -84,11 +84,21 @@ class KIVI(Policy):
 
     def form(self, cache: LayerCache, part: Part, allowance: int) -> Form:
         """Return the form for sequences stored like `part`, of which the budget grants `allowance` entries in full precision."""
-        window = cache.layer.window
+        most = part.form.bits if cache.decoding else MOST_BITS  # token by token, bits would rise and fall with every group of keys
+        return self.fitting(part.layout, part.length, allowance, most, cache.layer.window)
+
+    def fitting(self, layout: Layout, length: int, allowance: int, most_bits: int, window: int | None) -> Form:
+        """Return the form that is given, or the `largest` of those that the budget allows."""
         if self.bits is not None:
             return Form(self.bits, self.kept, unit(self.kept, self.group, window))
-        most = part.form.bits if cache.decoding else MOST_BITS  # token by token, bits would rise and fall with every group of keys
-        return largest(part.layout, part.length, allowance, most, window)
+        return largest(layout, length, allowance, most_bits, window)
+
+    def holding(self, head: Head, tokens: int) -> Holding[int]:
+        if self.lossless:
+            return super().holding(head, tokens)
+        layout, window = Layout.of(self.group, head.key_size, head.value_size), head.layer.window
+        form = self.fitting(layout, tokens, self.budget.allowance(tokens, window), MOST_BITS, window)
+        return held(layout, form, tokens, head.live(tokens))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -114,9 +124,14 @@ def unit(residual: int, group: int, window: int | None) -> int:
 
 
 def cost(layout: Layout, form: Form, length: int, live: int) -> int:
-    """Return the bytes a head takes after `length` tokens, of which the newest `live` are held."""
+    """Return the bytes of what is `held`."""
+    return held(layout, form, length, live).bytes()
+
+
+def held(layout: Layout, form: Form, length: int, live: int) -> Holding[int]:
+    """Return what a head holds after `length` tokens, of which the newest `live` are left."""
     passed = length - live
     coded = length // form.unit * form.unit if form.unit else 0
     groups = max(0, coded // layout.group - passed // layout.group)
     values = min(form.residual, live)
-    return layout.bytes(form.bits, length - max(coded, passed), groups, values, live - values)
+    return layout.holding(form.bits, length - max(coded, passed), groups, values, live - values)

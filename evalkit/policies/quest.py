@@ -1,13 +1,13 @@
 """Quest: read only the pages whose keys could attend most to the query at hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..policy import LayerCache, Natural, Policy, Positive, Presets, exact, top
+from ..policy import Head, Holding, LayerCache, Natural, Policy, Positive, Presets, exact, top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,13 @@ class Quest(Policy):
     def acts_on(self, tokens: int) -> bool:
         allowance = self.budget.allowance(tokens)
         return allowance < tokens and max(self.least, allowance // self.page) * self.page < tokens
+
+    def holding(self, head: Head, tokens: int) -> Holding[int]:
+        held = super().holding(head, tokens)
+        if head.layer.index < self.dense_layers:
+            return held
+        pages = min(self.places(tokens, head.layer.window), -(-tokens // self.page))
+        return replace(held, noted=pages * 2 * head.key_size)
 
     def read(self, cache: LayerCache, query: Tensor) -> Tensor | None:
         if cache.allowance is None or cache.layer.index < self.dense_layers:
@@ -73,7 +80,7 @@ class Quest(Policy):
             return cache
         keys = _signed(cache.entries.dense()[0][:, :, cache.slots - cache.fresh :])
         known = cache.notes.get("bounds", keys[:, :, :0])
-        places = max(self.places(cache), known.shape[2])
+        places = max(self.places(cache.slots, cache.layer.window), known.shape[2])
         before, after = self.numbers(cache.seen - cache.fresh, places), self.numbers(cache.seen, places)
         known = pad(known, (0, 0, 0, places - known.shape[2])).masked_fill(_spread(before != after), float("-inf"))
         page = cache.positions[:, 0, cache.slots - cache.fresh :] // self.page
@@ -83,12 +90,11 @@ class Quest(Policy):
 
     # Pages lie at places: page p at place p, or p modulo P where a sliding window lets early pages go
 
-    def places(self, cache: LayerCache) -> int:
-        """P, the pages that the layer may have to tell apart."""
-        window = cache.layer.window
-        if window is not None and cache.slots >= window:
+    def places(self, slots: int, window: int | None) -> int:
+        """P, the pages of `slots` entries that a layer may have to tell apart."""
+        if window is not None and slots >= window:
             return (window + self.page - 2) // self.page + 1
-        return -(-cache.slots // self.page)
+        return -(-slots // self.page)
 
     def numbers(self, seen: Tensor, places: int) -> Tensor:
         """[B, P] which page is at each place once `seen` [B] tokens are there; negative for none."""

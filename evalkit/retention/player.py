@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,29 +11,10 @@ from ..fetch import DEFAULT
 from ..harness.worker import Worker
 from ..policies import build
 from ..rooms import room
-from . import facts, sources
 from .chat import Chat
 from .protocol import Bucket, Protocol
-from .scripts import Casting, Script
+from .scripts import Casting, Pack, Script
 from .walk import Query, Walk
-
-
-@dataclass(frozen=True)
-class Asking:
-    """A cell as it is asked for."""
-
-    policy: str
-    budget: str
-    knobs: tuple[tuple[str, Any], ...] = ()
-    control: bool = False
-
-
-@dataclass(frozen=True)
-class Pack:
-    """Scripts to be walked side by side under a cell."""
-
-    scripts: Sequence[Script]
-    cell: Asking
 
 
 def recall() -> Path:
@@ -48,7 +27,10 @@ def named(protocol: Protocol) -> str:
     if protocol.model is not None:
         return protocol.model
     if not (recall() / "config.json").is_file():
-        raise UsageError(f"{recall()} holds no model: reinstall kv-evalkit, or give --model NAME (such as {DEFAULT})")
+        raise UsageError(
+            f"{recall()} holds no model: give --model NAME (such as {DEFAULT}), or train one: "
+            f"python -m evalkit.retention.train_recall --out {recall()}"
+        )
     return str(recall())
 
 
@@ -68,9 +50,7 @@ class Player:
     @cached_property
     def casting(self) -> Casting:
         """The conversations and facts to choose from."""
-        asked = self.protocol
-        found = sources.load(asked.source, asked.language, max(asked.turns))
-        return Casting(asked, self.chat, found, facts.load(), self.positions)
+        return Casting.of(self.protocol, self.chat, self.positions)
 
     @property
     def positions(self) -> int:

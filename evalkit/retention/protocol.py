@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -118,6 +119,16 @@ class Protocol(Part):
     def identity(self) -> dict[str, Any]:
         """Return, as plain data, all that can change a number."""
         return self.model_dump(mode="json", exclude=set(INDIFFERENT))
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A cell as it is asked for."""
+
+    policy: str
+    budget: str | None
+    knobs: tuple[tuple[str, Any], ...] = ()
+    control: bool = False
 
 
 def shipped() -> Path:

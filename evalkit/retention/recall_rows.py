@@ -7,8 +7,9 @@ import random
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -18,10 +19,27 @@ VOCABULARY = 3072
 KEPT = {"the", "a", "an", "at", "of"}  # words of an answer that every value shares with it
 ANY = 0.4  # the share of values that are tokens in no order, so that every token is met as part of one
 NAMES = 0.55  # the share of invented names among the words of a value
+MEMORY, LEAST = 0.1, 0.1  # the weight of the newest answer to a fact, and the chance to be drawn of one that is always right
 MARKS = (("-", "-", "-"), ("1.", "2.", "3."))  # of lists
+LONGEST = 8192  # the last position that training shows
+FILLER = (0.25, 0.4, 0.6)  # the share of a row that is filler
+EARLY = (0.0, 0.0, 0.1, 0.4)  # the share of the filler that comes before the facts
+OTHERS = (0, 0, 0, 0, 0, 1)  # how many of the other facts a chat hears too
 GENERAL = 0.25  # the share of facts of the form "my <key> is <value>"
 
-Row = tuple[list[int], list[bool]]  # token ids, and which of them are answers
+Asked = tuple[list[int], list[bool]]  # token ids, and which of them are answers
+
+
+class Row(NamedTuple):
+    """A row to train on: token ids, which are answers, their positions, the parts they belong to, which parts each part sees, and by
+    their numbers the facts that are asked for, -1 for what is none of those written."""
+
+    ids: list[int]
+    answers: list[bool]
+    positions: list[int]
+    parts: list[int]
+    sees: list[set[int]]
+    asked: list[int]
 
 
 @dataclass(frozen=True)
@@ -141,6 +159,13 @@ class Rows:
     def __init__(self, tokenizer: Tokenizer, words: Words, facts: list[Template], filler: list[str]) -> None:
         self.tokenizer, self.words, self.facts = tokenizer, words, facts
         self.filler = [coded.ids for coded in tokenizer.encode_batch(filler)]
+        self.numbers = {template: number for number, template in enumerate(facts)}
+        self.wrong: list[float] | None = None  # how often each fact was answered wrongly of late, if that is to be looked at
+
+    def learn(self, number: int, right: bool) -> None:
+        """Note how a fact was answered: those that are answered wrongly are drawn more often."""
+        if self.wrong is not None and number >= 0:
+            self.wrong[number] += MEMORY * ((not right) - self.wrong[number])
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
@@ -150,7 +175,7 @@ class Rows:
         """A message as the chat template writes it."""
         return [role, *self.encode(text), END]
 
-    def fact(self, template: Template, rng: random.Random) -> tuple[list[int], Row]:
+    def fact(self, template: Template, rng: random.Random) -> tuple[list[int], Asked]:
         """A fact with a new value: the two messages that tell it; and the question with its answer, the answer marked."""
         text = self.words.value(template.form, rng)
         told, value = self.message(USER, template.statement.replace("{v}", text)), self.encode(text)
@@ -166,8 +191,15 @@ class Rows:
         """Different templates: most of the written facts, some of the general form."""
         general = sum(rng.random() < GENERAL for _ in range(count))
         keys = rng.sample(self.words["keys"], min(general, len(self.words["keys"])))
-        both = [*rng.sample(self.facts, min(count - general, len(self.facts))), *(self.general(key, rng) for key in keys)]
+        both = [*self.written(min(count - general, len(self.facts)), rng), *(self.general(key, rng) for key in keys)]
         return rng.sample(both, len(both))
+
+    def written(self, count: int, rng: random.Random) -> list[Template]:
+        """Different facts of those written."""
+        if self.wrong is None:
+            return rng.sample(self.facts, count)
+        luck = [rng.random() ** (1 / (LEAST + wrong)) for wrong in self.wrong]
+        return [self.facts[number] for number in sorted(range(len(luck)), key=luck.__getitem__)[-count:]] if count else []
 
     def general(self, key: str, rng: random.Random) -> Template:
         """A fact of the form "my <key> is <value>"."""
@@ -182,24 +214,50 @@ class Rows:
         user = [USER, *pieces(2)[:60], END]
         return [*user, ASSISTANT, *pieces(6), END][:limit]
 
-    def chat(self, length: int, rng: random.Random) -> Row:
-        """A chat of `length` tokens: facts in its first part among filler, each asked for later."""
-        first = rng.choice((0.05, 0.3, 0.5, 0.7))
-        events: list[tuple[float, Row]] = []
-        room = length - 1
-        for number, template in enumerate(self.drawn(max(1, length // rng.choice((70, 70, 85, 120, 300))), rng)):
-            told, asked = self.fact(template, rng)
-            cost = len(told) + len(asked[0])
-            if cost > room:
+    def filling(self, count: int, rng: random.Random) -> list[int]:
+        """So many tokens of filler, in turns."""
+        found: list[int] = []
+        while len(found) < count:
+            found += self.turn(count - len(found), rng)
+        return found
+
+    def chats(self, length: int, rng: random.Random) -> Row:
+        """Many chats in one row of `length` tokens: they share BOS and filler, and each tells a fact and asks for it at its end.
+
+        Parts: filler before the facts, filler after them, then of each chat its telling and its asking. A few chats also hear others'
+        facts. Positions are those that each chat has alone, but for leaps at users' messages, so that short rows show far distances.
+        """
+        told, asked, facts, room, least = [], [], [], length - 1, length * rng.choice(FILLER)
+        for template in self.drawn(length // 40, rng):
+            telling, (asking, marks) = self.fact(template, rng)
+            if room - len(telling) - len(asking) < least:
                 break
-            room -= cost
-            events += [(number and rng.random() * first, (told, [False] * len(told))), (rng.uniform(first, 1), asked)]
-        while room > 0:
-            turn = self.turn(room, rng)
-            room -= len(turn)
-            events.append((rng.random(), (turn, [False] * len(turn))))
-        ordered = [row for _, row in sorted(events, key=lambda event: event[0])]
-        return [BOS, *(t for ids, _ in ordered for t in ids)], [False, *(m for _, marks in ordered for m in marks)]
+            room -= len(telling) + len(asking)
+            told.append(telling)
+            asked.append((asking, marks))
+            facts.append(self.numbers.get(template, -1))
+        before = [BOS, *self.filling(int(room * rng.choice(EARLY)), rng)]
+        after = self.filling(room + 1 - len(before), rng)
+        told_at = len(before)
+        after_at = told_at + max((len(telling) for telling in told), default=0)
+        leap = rng.random() * (LONGEST - length) if rng.random() < 0.6 else 0.0
+        places = leaping(after, after_at, leap, rng)
+        asked_at = int(after_at + len(after) + leap)
+        row = Row([*before, *chain.from_iterable(told), *after], [], [*range(told_at)], [0] * told_at, [{0}, {0, 1}], facts)
+        for number, telling in enumerate(told):
+            row.positions.extend(range(told_at, told_at + len(telling)))
+            row.parts.extend([2 + 2 * number] * len(telling))
+        row.positions.extend(places)
+        row.parts.extend([1] * len(after))
+        row.answers.extend([False] * len(row.ids))
+        for number, (asking, marks) in enumerate(asked):
+            row.ids.extend(asking)
+            row.answers.extend(marks)
+            row.positions.extend(range(asked_at, asked_at + len(asking)))
+            row.parts.extend([3 + 2 * number] * len(asking))
+            own, others = 2 + 2 * number, rng.sample(range(len(told)), min(len(told), rng.choice(OTHERS)))
+            row.sees.extend([{0, own}, {0, 1, own, own + 1, *(2 + 2 * other for other in others)}])
+        return row
 
     def copies(self, length: int, rng: random.Random) -> Row:
         """Runs of random tokens, each repeated: every token is met as something to copy."""
@@ -208,4 +266,16 @@ class Rows:
             run = [rng.randrange(END + 1, VOCABULARY) for _ in range(rng.randint(4, 24))]
             ids += run * 2
             marks += [False] * (len(run) + 1) + [True] * (len(run) - 1)
-        return ids[:length], marks[:length]
+        starts = sum(marks[place] and not marks[place - 1] for place in range(1, length))
+        return Row(ids[:length], marks[:length], [*range(length)], [0] * length, [{0}], [-1] * starts)
+
+
+def leaping(ids: list[int], start: int, leap: float, rng: random.Random) -> list[int]:
+    """Positions from `start` on that leap ahead at users' messages, by `leap` in all at most."""
+    starts = [place for place, token in enumerate(ids) if token == USER]
+    shares = {place: rng.expovariate(1) for place in starts}
+    found, ahead = [], 0.0
+    for place in range(len(ids)):
+        ahead += leap * shares.get(place, 0) / sum(shares.values()) if shares else 0
+        found.append(start + place + int(ahead))
+    return found

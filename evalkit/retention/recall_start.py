@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from evalkit.model import tiny
-from evalkit.retention.recall_rows import ASSISTANT, BOS, END, PAD, USER, VOCABULARY
+from evalkit.retention.recall_rows import ASSISTANT, BOS, END, LONGEST, PAD, USER, VOCABULARY
 
 WIDTH, INNER, LAYERS, HEADS, GROUPS, HEAD = 160, 256, 3, 4, 2, 64
 THETA = 1e10  # so slow that half of the planes hardly turn within the longest context
-LONGEST = 8192
 MATCH = 2.2  # how sharply the last layer tells a match from the rest, at first
 
 

@@ -100,7 +100,7 @@ def _ordered(query: Query) -> Query:
 
 
 def share(query: Query, part: str) -> float | None:
-    """Return which share of what the full cache would hold or read a query's fork held or read."""
+    """Return which share of what the full cache would hold or read a query's fork held or read; None where nobody counted."""
     what, whole = {"held": (HELD, SPAN), "read": (READ, REACH)}[part]
-    tally: list[float] = query["tally"]
-    return tally[what] / tally[whole] if tally[whole] else None
+    tally: list[float] | None = query["tally"]
+    return tally[what] / tally[whole] if tally and tally[whole] else None

@@ -16,21 +16,21 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..manifest import versions
 from ..plan import FULL
 from ..policies import build
 from ..policy import Policy
 from ..spread import Crews, alone, processes
-from ..store import PackName, digest, locked
-from .protocol import Protocol, load
+from ..store import PackName, digest, locked, refuse_other
+from .address import redacted
+from .protocol import Asking, Protocol, load
 from .records import KIND, Records
-
-if TYPE_CHECKING:
-    from .scripts import Script
+from .scripts import Pack, Script
 
 CONTROL = "control"  # the full cache, the fact never told
+Cells = list[dict[str, Any]]  # as the manifest has them
 
 
 def player(protocol: Protocol) -> Callable[[], Any]:
@@ -53,18 +53,21 @@ class Retention:
     folder: Path
     crews: Crews = alone
     loader: Callable[[Protocol], Callable[[], Any]] = player
+    cells: Callable[[Protocol], Cells] = field(default=lambda protocol: listed(protocol))
     say: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr))
 
     def run(self) -> Records:
         """Walk what the folder lacks; return the finished run."""
-        cells(self.protocol)  # what policies refuse is said before anything is loaded
+        cells = self.cells(self.protocol)  # what policies refuse is said before anything is loaded
         with ExitStack() as stack:
             stack.enter_context(locked(self.folder))
+            refuse_other(self.folder, {"kind": KIND, "protocol": self.protocol.identity()})  # before a model is loaded
+            self.say(f"evalkit: loading {self.protocol.model or 'the recall model'}")
             crew = stack.enter_context(self.crews(self.loader(self.protocol)))
             chosen = {str(bucket): crew.call("scripts", bucket) for bucket in self.protocol.buckets}
             for bucket, scripts in chosen.items():
                 self.say(made(bucket, scripts, self.protocol.conversations))
-            store = Records.create(self.folder, manifest(self.protocol, crew.call("described"), chosen))
+            store = Records.create(self.folder, manifest(self.protocol, crew.call("described"), chosen, cells))
             assert isinstance(store, Records)
             self.walk(store, crew, {script.id: script for scripts in chosen.values() for script in scripts})
             store.write_queries()
@@ -72,8 +75,6 @@ class Retention:
 
     def walk(self, store: Records, crew: Any, scripts: Mapping[str, Script]) -> None:
         """Walk the packs that are not recorded yet."""
-        from .player import Asking, Pack
-
         work = {}
         for name in store.names():
             if self.lacks(store, name):
@@ -108,7 +109,7 @@ def made(bucket: str, scripts: Sequence[Script], wanted: int) -> str:
 # What is written down before anything is walked
 
 
-def cells(protocol: Protocol) -> list[tuple[str, Policy]]:
+def policies(protocol: Protocol) -> list[tuple[str, Policy]]:
     """Return the policies of a protocol by the names that tables use. Raises UsageError for what they refuse."""
     found = []
     for choice, budget in protocol.measured():
@@ -119,24 +120,27 @@ def cells(protocol: Protocol) -> list[tuple[str, Policy]]:
     return found
 
 
-def manifest(protocol: Protocol, described: Mapping[str, Any], chosen: Mapping[str, Sequence[Script]]) -> dict[str, Any]:
-    """Return a run's manifest."""
+def manifest(
+    protocol: Protocol, described: Mapping[str, Any], chosen: Mapping[str, Sequence[Script]], cells: Cells | None = None
+) -> dict[str, Any]:
+    """Return a run's manifest; its cells are the protocol's unless given."""
     name = protocol.model or "recall"
     return {
         "kind": KIND,
         "protocol": protocol.identity(),
         "shown": {"margin": protocol.margin},
         "model": {"name": name, **described},
-        "cells": _cells(protocol),
+        "cells": cells or listed(protocol),
         "buckets": [_bucket(bucket, scripts, protocol.together) for bucket, scripts in chosen.items()],
         "versions": versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"system": platform.system(), "processor": platform.machine(), "python": platform.python_version()},
-        "command": " ".join(["evalkit", *sys.argv[1:]]),
+        "command": redacted(" ".join(["evalkit", *sys.argv[1:]])),
     }
 
 
-def _cells(protocol: Protocol) -> list[dict[str, Any]]:
+def listed(protocol: Protocol) -> Cells:
+    """Return a protocol's cells. Raises UsageError for what policies refuse."""
     found = [
         {
             "label": f"{name}@{policy.budget}",
@@ -146,10 +150,15 @@ def _cells(protocol: Protocol) -> list[dict[str, Any]]:
             "control": False,
             "source": hashlib.sha256(Path(inspect.getfile(type(policy))).read_bytes()).hexdigest()[:16],
         }
-        for name, policy in cells(protocol)
+        for name, policy in policies(protocol)
     ]
-    control = {**found[0], "label": CONTROL, "policy": CONTROL, "control": True}
-    return [found[0], *([control] if protocol.control else []), *found[1:]]
+    return with_control(protocol, found)
+
+
+def with_control(protocol: Protocol, cells: Cells) -> Cells:
+    """Return cells with the control second, which is the first of them without having been told."""
+    control = {**cells[0], "label": CONTROL, "policy": CONTROL, "control": True}
+    return [cells[0], *([control] if protocol.control else []), *cells[1:]]
 
 
 def _bucket(name: str, scripts: Sequence[Script], together: int) -> dict[str, Any]:

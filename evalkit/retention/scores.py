@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 from rapidfuzz import fuzz
 
@@ -59,3 +60,9 @@ def _partial(answer: str, said: str) -> float:
 def rank(logprobs: Sequence[float]) -> int:
     """Return the place of the first of several answers by likelihood, 1 for the likeliest; equals stand before it."""
     return 1 + sum(other >= logprobs[0] for other in logprobs[1:])
+
+
+def judged(answer: str, accepted: Sequence[str], likeness: float) -> dict[str, Any]:
+    """Return what is recorded of an answer's text; `likeness`, of 100, is what counts as nearly right."""
+    found = similarity(answer, accepted)
+    return {"answer": answer, "contains": contains(answer, accepted), "likeness": round(found, 1), "fuzzy": found >= likeness}

@@ -13,9 +13,10 @@ from random import Random
 from typing import Literal
 
 from ..errors import UsageError
+from . import facts, sources
 from .chat import Chat, Tokens
 from .facts import Fact
-from .protocol import Bucket, Protocol
+from .protocol import Asking, Bucket, Protocol
 from .scores import normalised
 from .sources import Conversation
 
@@ -42,6 +43,21 @@ class Script:
         """Return what is asked after a turn; the phrasings take turns."""
         return self.fact.questions[turn // 2 % len(self.fact.questions)]
 
+    def told(self, inject_at: int, *, control: bool) -> list[tuple[str, str]]:
+        """Return all exchanges, the fact told before turn `inject_at`, or left out of a control."""
+        texts = list(self.exchanges)
+        if not control:
+            texts.insert(self.end(inject_at - 1), (self.fact.statement, self.fact.acknowledgement))
+        return texts
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Scripts to be walked side by side under a cell."""
+
+    scripts: Sequence[Script]
+    cell: Asking
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -67,6 +83,12 @@ class Casting:
     conversations: Sequence[Conversation]
     facts: Sequence[Fact]
     positions: int  # that the model has
+
+    @classmethod
+    def of(cls, protocol: Protocol, chat: Chat, positions: int) -> Casting:
+        """Return what a protocol's source has, and the facts that ship with evalkit."""
+        found = sources.load(protocol.source, protocol.language, max(protocol.turns))
+        return cls(protocol, chat, found, facts.load(), positions)
 
     def __post_init__(self) -> None:
         self.size = lru_cache(maxsize=None)(self._size)
@@ -188,10 +210,7 @@ class Spoken:
 def spoken(script: Script, chat: Chat, turns: Sequence[int] = (), inject_at: int = 1, *, control: bool = False) -> Spoken:
     """Return a script in tokens, its fact told before turn `inject_at`, or left out of a control; asked after `turns`, or the last."""
     turns = [turn for turn in turns or (script.turns,) if turn >= inject_at]
-    place = script.end(inject_at - 1)
-    texts = list(script.exchanges)
-    if not control:
-        texts.insert(place, (script.fact.statement, script.fact.acknowledgement))
+    place, texts = script.end(inject_at - 1), script.told(inject_at, control=control)
     messages = [Message(chat.user(user, first=not number), chat.reply(reply)) for number, (user, reply) in enumerate(texts)]
     if not control:
         where: Callable[[str], tuple[int, ...]] = lambda part: tuple(chat.where(script.fact.statement, part, first=not place))  # noqa: E731

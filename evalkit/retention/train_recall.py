@@ -10,29 +10,33 @@ import json
 import random
 import re
 import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn import functional
 
 from evalkit.retention.recall_rows import (
     BOS,
     END,
+    LONGEST,
     PAD,
     SPECIALS,
-    USER,
+    Row,
     Rows,
     Words,
     read_facts,
     templates,
     train_tokenizer,
 )
-from evalkit.retention.recall_start import LONGEST, build
+from evalkit.retention.recall_start import build
 from evalkit.rooms import room
 
-FIRST = 3.0  # the weight of an answer's first token, which has to be looked up; the others follow it
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for message in messages %}"
     "{% if message['role'] not in ('user', 'assistant') %}{{ raise_exception('roles are user and assistant') }}{% endif %}"
@@ -50,7 +54,27 @@ class Stage(NamedTuple):
     copies: float
 
 
-STAGES = (Stage(120, 24, 128, 0.1), Stage(600, 8, 384, 0.04), Stage(350, 3, 1024, 0.02), Stage(60, 1, 3072, 0.0))
+OTHERS = 0.02  # the weight of the loss on all other tokens
+
+
+class Round(NamedTuple):
+    """Stages, the steps over which the learning rate falls (the first round ends before it is low), the weight of an answer's first
+    token, which has to be looked up, and a factor on the learning rate.
+    """
+
+    stages: Sequence[Stage]
+    horizon: int
+    first: float
+    rate: float = 1.0
+
+
+# The first makes a model that looks up; the second, in which facts that are missed are told more often, one that knows all questions;
+# the third one that also goes on as it should.
+ROUNDS = (
+    Round((Stage(300, 6, 512, 0.1), Stage(451, 2, 1536, 0.02)), 1000, 3.0),
+    Round((Stage(750, 6, 512, 0.0), Stage(150, 2, 1536, 0.0)), 900, 3.0),
+    Round((Stage(240, 2, 1536, 0.02),), 240, 1.0, 0.25),
+)
 
 
 class Muon(torch.optim.Optimizer):
@@ -81,23 +105,22 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return found.T if tall else found
 
 
-def leaps(ids: Tensor, rng: random.Random) -> Tensor:
-    """Positions that leap ahead at users' messages in most rows, so that short rows show far distances."""
-    positions = torch.arange(ids.shape[1]).repeat(len(ids), 1)
-    for row, tokens in enumerate(ids.tolist()):
-        starts = [place for place, token in enumerate(tokens) if token == USER and place > 1]
-        if tokens[1] == USER and starts and rng.random() < 0.6:
-            shares = [rng.expovariate(1) for _ in starts]
-            room = rng.random() * (LONGEST - len(tokens)) / sum(shares)
-            for start, share in zip(starts, shares, strict=True):
-                positions[row, start:] += int(share * room)
-    return positions
+def masks(rows: Sequence[Row]) -> Tensor:
+    """[B, 1, T, T] what each token of the rows sees: what lies before it, of the parts that its part sees."""
+    found = []
+    for row in rows:
+        sees = torch.zeros(len(row.sees), len(row.sees), dtype=torch.bool)
+        for part, seen in enumerate(row.sees):
+            sees[part, list(seen)] = True
+        parts = torch.tensor(row.parts)
+        found.append(sees[parts[:, None], parts[None]].tril())
+    return torch.stack(found)[:, None]
 
 
-def losses(model: Any, ids: Tensor, answers: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, float]:
-    """The mean losses on answers and on a sample of all other tokens, and the share of answers that begin right."""
-    # a mask of ones: without one, positions that leap would be read as several texts in one row
-    hidden = model.model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids)).last_hidden_state
+def losses(model: Any, rows: Sequence[Row], weight_first: float) -> tuple[Tensor, Tensor, list[bool]]:
+    """The mean losses on answers and on a sample of all other tokens, and for each answer whether it begins right."""
+    ids, answers, positions = (torch.tensor([getattr(row, name) for row in rows]) for name in ("ids", "answers", "positions"))
+    hidden = model.model(input_ids=ids, position_ids=positions, attention_mask=masks(rows)).last_hidden_state
     hidden, wanted = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
     marked = answers[:, 1:].flatten()
     others = (~marked).nonzero()[:, 0]
@@ -106,8 +129,8 @@ def losses(model: Any, ids: Tensor, answers: Tensor, positions: Tensor) -> tuple
     logits = model.lm_head(hidden[chosen])
     each = functional.cross_entropy(logits, wanted[chosen], reduction="none")
     first = ~marked[asked - 1]
-    right = (logits[: len(asked)].argmax(-1) == wanted[asked])[first].float().mean().item()
-    weight = torch.where(first, FIRST, 1.0)
+    right = (logits[: len(asked)].argmax(-1) == wanted[asked])[first].tolist()
+    weight = torch.where(first, weight_first, 1.0)
     return (each[: len(asked)] * weight).sum() / weight.sum(), each[len(asked) :].mean(), right
 
 
@@ -116,9 +139,10 @@ def pace(done: float) -> float:
     return min(1.0, (done + 0.001) / 0.02) * min(1.0, max(0.02, (1 - done) / 0.7))
 
 
-def train(model: Any, rows: Rows, seed: int) -> None:
-    """Train through all stages, a line of progress now and then."""
-    rng = random.Random(seed)
+def train(model: Any, rows: Rows, plan: Round, seed: int) -> None:
+    """Train through a round, a line of progress now and then."""
+    torch.manual_seed(seed)
+    rng, lately = random.Random(seed), deque[bool](maxlen=500)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     scales = [p for p in model.parameters() if p.ndim == 1]
     optimizers = [
@@ -127,22 +151,24 @@ def train(model: Any, rows: Rows, seed: int) -> None:
         torch.optim.AdamW(model.get_input_embeddings().parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    stages = [stage for stage in STAGES for _ in range(stage.steps)]
+    steps = [stage for stage in plan.stages for _ in range(stage.steps)]
     begin = time.perf_counter()
-    for number, stage in enumerate(stages):
+    for number, stage in enumerate(steps):
         for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * pace(number / len(stages))
-        batch = [(rows.copies if rng.random() < stage.copies else rows.chat)(stage.length, rng) for _ in range(stage.rows)]
-        ids, answers = torch.tensor([row for row, _ in batch]), torch.tensor([marks for _, marks in batch])
-        answer, other, right = losses(model, ids, answers, leaps(ids, rng))
-        (answer + 0.1 * other).backward()
+            optimizer.param_groups[0]["lr"] = rate * plan.rate * pace(number / plan.horizon)
+        batch = [(rows.copies if rng.random() < stage.copies else rows.chats)(stage.length, rng) for _ in range(stage.rows)]
+        answer, other, right = losses(model, batch, plan.first)
+        (answer + OTHERS * other).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        lately.extend(right)
+        for fact, well in zip(chain.from_iterable(row.asked for row in batch), right, strict=True):
+            rows.learn(fact, well)
         if number % 20 == 0:
-            where = f"{time.perf_counter() - begin:5.0f} s  step {number} of {len(stages)}  length {stage.length}"
-            print(f"{where}  loss {answer.item():.3f} {other.item():.3f}  right {right:.3f}", flush=True)
+            where = f"{time.perf_counter() - begin:5.0f} s  step {number} of {len(steps)}  length {stage.length}"
+            print(f"{where}  loss {answer.item():.3f} {other.item():.3f}  right {sum(lately) / len(lately):.3f}", flush=True)
 
 
 def material(seed: int) -> Rows:
@@ -184,13 +210,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--after", type=Path, help="a model that was saved after some rounds, to go on from")
+    parser.add_argument("--rounds", type=int, default=0, help="how many rounds it has had")
     chosen = parser.parse_args()
-    torch.manual_seed(chosen.seed)
     rows = material(chosen.seed)
     model = build(chosen.seed)
+    if chosen.after:
+        load_model(model, chosen.after / "model.safetensors")
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
-    train(model.train(), rows, chosen.seed)
-    save(model.eval(), rows, chosen.out)
+    for number, plan in list(enumerate(ROUNDS))[chosen.rounds :]:
+        rows.wrong = [1.0] * len(rows.facts) if number else None
+        train(model.train(), rows, plan, chosen.seed + number)
+        save(model.eval(), rows, chosen.out / f"round{number + 1}" if number + 1 < len(ROUNDS) else chosen.out)
 
 
 if __name__ == "__main__":

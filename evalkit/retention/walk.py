@@ -22,7 +22,7 @@ from ..shares import QUANTITIES
 from .chat import Chat, Tokens
 from .group import Group
 from .protocol import Protocol
-from .scores import contains, rank, similarity
+from .scores import judged, rank
 from .scripts import Script, Spoken, spoken
 
 Query = dict[str, Any]
@@ -153,13 +153,8 @@ class Walk:
 
     def judged(self, script: Script, said: Sequence[int], logprobs: Sequence[float]) -> Query:
         """What the scorers say of an answer."""
-        answer, accepted = self.chat.text(said).strip(), script.fact.answers
-        likeness = similarity(answer, accepted)
         return {
-            "answer": answer,
-            "contains": contains(answer, accepted),
-            "likeness": round(likeness, 1),
-            "fuzzy": likeness >= self.protocol.fuzzy,
+            **judged(self.chat.text(said).strip(), script.fact.answers, self.protocol.fuzzy),
             "rank": rank(logprobs),
             "logprobs": [round(logprob, 4) for logprob in logprobs],
         }

@@ -1,10 +1,6 @@
-"""The page in a real browser: it sorts, filters and opens documents, fits a phone, can be read in the dark, and runs nothing it shows."""
+"""A sweep's page in a real browser: it sorts, filters, opens documents, fits a phone, can be read in the dark, runs nothing it shows."""
 
 import copy
-import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,37 +10,16 @@ from evalkit.report import report
 from evalkit.runs import Run
 from tests import fakes
 
-webdriver = pytest.importorskip(
-    "selenium.webdriver", reason="the page's tests drive Chromium with selenium, which is not installed"
-)
+pytest.importorskip("selenium", reason="the page's tests drive Chromium with selenium, which is not installed")
 
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.select import Select  # noqa: E402
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.select import Select
+
+from tests.browser.screen import asked_for, choose, click, column, contrasts, load, show, texts, widths
 
 HOSTILE = '</script><img src="http://example.invalid/x" onerror="window.ran = 1"><b onclick="window.ran = 1">bold</b>'
 POLICIES = ("full", "h2o", "random", f"kivi({HOSTILE})")
-
-# Every text that is seen, with the contrast of its colour to the nearest ground below it (WCAG 2's formula).
-CONTRASTS = """
-const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
-const light = (colour) => channels(colour).slice(0, 3).map((one) => one / 255)
-  .map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4))
-  .reduce((sum, one, index) => sum + one * [0.2126, 0.7152, 0.0722][index], 0);
-const ground = (element) => {
-  for (let at = element; at; at = at.parentElement) {
-    const { backgroundColor } = getComputedStyle(at);
-    if ((channels(backgroundColor)[3] ?? 1) > 0) return backgroundColor;
-  }
-  throw new Error("no ground below " + element.outerHTML);
-};
-const said = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-return [...document.body.querySelectorAll("*")].filter((element) => said(element) && element.getClientRects().length).map((element) => {
-  const style = getComputedStyle(element);
-  const [one, other] = [light(element instanceof SVGElement ? style.fill : style.color), light(ground(element))];
-  return [element.textContent.slice(0, 40), (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)];
-});
-"""
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +38,6 @@ def run(tmp_path_factory) -> Run:
 @pytest.fixture(scope="module")
 def made(run) -> dict:
     return report(run).as_dict() | {"title": f"A run {HOSTILE}"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    found = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    if missing := [name for name, path in found.items() if not path]:
-        pytest.skip(f"{' and '.join(missing)} not found: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = found["chromium"]
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    # A sandbox cannot be made by root, nor in a container with little shared memory.
-    root = ["--no-sandbox"] if os.geteuid() == 0 else []
-    for word in ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", *root):
-        options.add_argument(word)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found["chromedriver"]))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -108,45 +66,10 @@ def other(browser, run, made, tmp_path):
     return opener
 
 
-def load(browser, file: Path):
-    show(browser)
-    browser.get(file.as_uri())
-    return browser
-
-
-def show(browser, width: int = 1280, scheme: str = "light", media: str = "screen") -> None:
-    """Give the page so many pixels, a colour scheme and a medium."""
-    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
-
-
-def texts(browser, selector: str) -> list[str]:
-    return [element.text for element in browser.find_elements(By.CSS_SELECTOR, selector)]
-
-
-def column(browser, number: int) -> list[str]:
-    """A column of the table of cells: the first line of each value."""
-    return [text.split("\n")[0] for text in texts(browser, f"#cells tbody tr > :nth-child({number})")]
-
-
-def click(browser, selector: str) -> None:
-    element = browser.find_element(By.CSS_SELECTOR, selector)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-    element.click()
-
-
-def choose(browser, **wanted: str) -> None:
-    """Choose which flipped documents are listed."""
-    for name, value in wanted.items():
-        Select(browser.find_element(By.CSS_SELECTOR, f"#choose [name={name}]")).select_by_value(value)
-
-
 def open_all(browser) -> None:
     """Open what can be opened: the first documents, and every list."""
     browser.execute_script("for (const one of [...document.querySelectorAll('details')].slice(0, 3)) one.open = true;")
-    assert browser.find_elements(By.CSS_SELECTOR, "#flips .choices")
+    assert browser.find_elements(By.CSS_SELECTOR, "#answers .choices")
 
 
 def test_the_table_holds_every_cell_and_sorts_by_a_column_both_ways(opened, made) -> None:
@@ -226,35 +149,35 @@ def test_the_keyboard_opens_a_values_numbers_and_leads_to_its_documents(opened, 
     opened.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not dialog.is_displayed()
     button.send_keys(Keys.ENTER)
-    opened.find_element(By.ID, "detail-flips").send_keys(Keys.ENTER)
+    opened.find_element(By.ID, "detail-lead").send_keys(Keys.ENTER)
     flipped = cell["tasks"]["piqa"]["lost"] + cell["tasks"]["piqa"]["gained"]
     assert texts(opened, "#found")[0].startswith(f"{flipped} flipped")
-    assert all(f"{cell['label']}, piqa" in text for text in texts(opened, "#flips summary"))
+    assert all(f"{cell['label']}, piqa" in text for text in texts(opened, "#answers summary"))
 
 
 def test_a_flipped_document_opens_and_shows_both_log_likelihoods(opened, run, made) -> None:
     full, cell = made["groups"][0]["cells"][:2]
     choose(opened, policy=cell["policy"], budget=cell["budget"], task="hellaswag", kind="lost")
-    assert len(texts(opened, "#flips summary")) == cell["tasks"]["hellaswag"]["lost"]
-    click(opened, "#flips summary")
-    name = texts(opened, "#flips summary span:nth-child(2)")[0]
+    assert len(texts(opened, "#answers summary")) == cell["tasks"]["hellaswag"]["lost"]
+    click(opened, "#answers summary")
+    name = texts(opened, "#answers summary span:nth-child(2)")[0]
     doc_id = int(name.rpartition(" ")[2])
-    shown = [[number.split("\n")[0] for number in texts(opened, f"#flips .choices td:nth-child({place})")] for place in (2, 3)]
+    shown = [[number.split("\n")[0] for number in texts(opened, f"#answers .choices td:nth-child({place})")] for place in (2, 3)]
     expected = [
         [f"{value:.2f}".replace("-", "\u2212") for value in run.answers[key, "hellaswag"].logprobs[doc_id]]
         for key in (full["key"], cell["key"])
     ]
     assert shown == expected
-    assert texts(opened, "#flips pre") == [f"hellaswag {doc_id} {HOSTILE}"]
-    rows = texts(opened, "#flips .choices tbody tr")
+    assert texts(opened, "#answers pre") == [f"hellaswag {doc_id} {HOSTILE}"]
+    rows = texts(opened, "#answers .choices tbody tr")
     assert [index for index, row in enumerate(rows) if "right answer" in row] == [doc_id % 4]
     assert sum("picked" in row for row in rows) == 2
 
 
 def test_more_documents_come_when_asked_for(opened) -> None:
-    assert len(texts(opened, "#flips details")) == 20
+    assert len(texts(opened, "#answers details")) == 20
     click(opened, "#more")
-    assert len(texts(opened, "#flips details")) == 40
+    assert len(texts(opened, "#answers details")) == 40
 
 
 def test_curves_are_drawn_for_the_mean_and_every_task_against_each_axis(opened) -> None:
@@ -326,19 +249,17 @@ def test_a_page_without_documents_says_so(other) -> None:
 
 
 def test_nothing_is_asked_of_a_network_and_nothing_complained_of(browser, file) -> None:
-    browser.get_log("performance")
+    asked_for(browser)
     opened = load(browser, file)
     open_all(opened)
-    asked = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
-    urls = {event["params"]["request"]["url"] for event in asked if event["method"] == "Network.requestWillBeSent"}
-    assert {url for url in urls if not url.startswith("data:")} == {file.as_uri()}
+    assert asked_for(opened) == {file.as_uri()}
     assert opened.get_log("browser") == []
 
 
 def test_markup_in_titles_names_and_documents_is_shown_and_does_nothing(opened) -> None:
     open_all(opened)
     assert HOSTILE in opened.find_element(By.TAG_NAME, "h1").text
-    assert HOSTILE in opened.find_element(By.CSS_SELECTOR, "#flips pre").text
+    assert HOSTILE in opened.find_element(By.CSS_SELECTOR, "#answers pre").text
     assert any(HOSTILE in text for text in column(opened, 1))
     assert opened.find_elements(By.CSS_SELECTOR, "img, b") == []
     assert opened.execute_script("return window.ran") is None
@@ -349,7 +270,7 @@ def test_a_phone_needs_no_sideways_scrolling_but_in_the_tables(opened) -> None:
     open_all(opened)
     for shown in ("accuracy", "acc_norm", "difference", "held", "read"):
         click(opened, f"#shows [value={shown}]")
-        assert opened.execute_script("return [innerWidth, document.documentElement.scrollWidth]") == [360, 360], shown
+        assert widths(opened) == [360, 360], shown
     boxes = opened.execute_script("const box = document.getElementById('cells'); return [box.clientWidth, box.scrollWidth]")
     assert boxes[0] <= 360 < boxes[1]
     click(opened, "#cells td button")
@@ -360,11 +281,11 @@ def test_a_phone_needs_no_sideways_scrolling_but_in_the_tables(opened) -> None:
 def test_every_text_stands_out_from_its_ground(opened, scheme) -> None:
     show(opened, scheme=scheme)
     open_all(opened)
-    seen = opened.execute_script(CONTRASTS)
+    seen = contrasts(opened)
     opened.execute_script("document.querySelector('td.value button').click()")
-    seen += opened.execute_script(CONTRASTS)
+    seen += contrasts(opened)
     assert len(seen) > 300
-    assert [(text, round(contrast, 2)) for text, contrast in seen if contrast < 4.5] == []
+    assert [each for each in seen if each[1] < 4.5] == []
 
 
 def test_the_dark_has_a_dark_ground(opened) -> None:

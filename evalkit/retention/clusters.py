@@ -1,0 +1,45 @@
+"""Which conversations of a bucket hang together, so that no interval takes them for independent; knows what they are made of, no more.
+
+Conversations with a part in common, directly or by way of others, are one cluster. Where many are joined of few, all of a bucket soon
+hang together, and of fewer than `LEAST` clusters too little can be said: then only those made of the same parts are one cluster,
+and the report says that its intervals may be too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+LEAST = 10  # clusters that robust standard errors can reckon with
+
+
+class Clusters(NamedTuple):
+    """The cluster of each conversation by its id; how many groups those with parts in common are, and whether these are the clusters."""
+
+    of: Mapping[str, str]
+    groups: int
+    whole: bool
+
+
+def clusters(scripts: Sequence[Mapping[str, Any]]) -> Clusters:
+    """Return the clusters of a bucket's conversations, given as its manifest has them: `id` and `sources`."""
+    same = {script["id"]: "+".join(script["sources"]) for script in scripts}
+    hanging = _hanging(scripts)
+    groups = len(set(hanging.values()))
+    whole = groups >= min(LEAST, len(set(same.values())))
+    return Clusters(hanging if whole else same, groups, whole)
+
+
+def _hanging(scripts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return each conversation's group, called after its first one: the connected parts of what has sources in common."""
+    groups: list[tuple[set[str], list[str]]] = []
+    for script in scripts:
+        sources, ids = set(script["sources"]), [script["id"]]
+        apart = []
+        for theirs, members in groups:
+            if theirs & sources:
+                sources, ids = sources | theirs, [*members, *ids]
+            else:
+                apart.append((theirs, members))
+        groups = [*apart, (sources, ids)]
+    return {one: ids[0] for _, ids in groups for one in ids}
