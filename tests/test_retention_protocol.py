@@ -8,6 +8,7 @@ from evalkit import cli
 from evalkit.errors import UsageError
 from evalkit.retention.endpoint import SERVERS
 from evalkit.retention.protocol import DECISIVE, FLAGS, INDIFFERENT, Bucket, Protocol, load
+from evalkit.rooms import room
 
 
 def test_the_shipped_protocol_says_all_there_is():
@@ -75,3 +76,9 @@ def test_an_unknown_field_of_a_file_is_named(tmp_path):
 def test_what_only_judges_finished_numbers_leaves_the_identity():
     assert load(given={"margin": "2"}).identity() == load().identity()
     assert load(given={"seed": "2"}).identity() != load().identity()
+
+
+def test_the_demos_protocol_needs_nothing_but_what_ships():
+    protocol = load(room("retention") / "demo.yaml")
+    assert (protocol.model, protocol.source, protocol.replies) == (None, "builtin", "replay")
+    assert [policy.name for policy, _ in protocol.measured()] == ["full", "h2o", "infinigen", "streaming_llm", "random"]
