@@ -128,7 +128,7 @@ def retention(
     protocol: Annotated[Path | None, typer.Option(help="FILE.yaml; the one that ships with evalkit unless given.")] = None,
     model: Annotated[str | None, typer.Option(help="A hub name, folder or GGUF file; else the recall model.")] = None,
     dtype: Annotated[str | None, typer.Option(help="The weights' type, such as bfloat16.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Policies with commas, as full,h2o,quest(dense_layers=0).")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policies with commas, as 'full,h2o,quest(dense_layers=0)'.")] = None,
     budget: Annotated[str | None, typer.Option(help="Budgets with commas, as 0.1,0.3.")] = None,
     source: Annotated[str | None, typer.Option(help="builtin, lmsys, or a JSON Lines or Parquet file.")] = None,
     language: Annotated[str | None, typer.Option(help="Of the conversations, where a source tells it.")] = None,
@@ -152,8 +152,10 @@ def retention(
     label: Annotated[str | None, typer.Option(help="What tables call the server's cache.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="The served model's, a hub name or folder; else an estimate.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Conversations with the server at once; else 4.", min=1)] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for one request; else 300.", min=0.1)] = None,
-    patience: Annotated[float | None, typer.Option(help="Seconds to go on asking a server that fails; else 600.", min=0)] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for one request; else 300.", min=0.1, max=86400)] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="Seconds to go on asking a server that fails; else 600.", min=0, max=1e6)
+    ] = None,
 ) -> None:
     """Tell facts, go on talking, ask for them: print what each policy still recalls, and why."""
     given = dict(locals())

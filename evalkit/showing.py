@@ -25,6 +25,10 @@ def show(run: Path, kind: str, out: Path | None, html: Path | None, show_text: b
     if show_text and html is None:
         raise UsageError("--show-text says what a page shows: give --html FILE too, or leave it out")
     report = opened(run)
+    if show_text and report is None:
+        raise UsageError(
+            f"--show-text is for retention runs, and {run} holds a sweep, whose page shows its documents: leave it out"
+        )
     return _swept(Run.load(run), kind, out, html) if report is None else _retained(report, kind, out, html, show_text)
 
 

@@ -97,8 +97,8 @@ def asked(model: str | None, load: Load, policies: str, budgets: str, *, by_laye
 
 def tokens(text: str) -> int:
     """Read a number of tokens: 4096, 32k or 1m. Raises UsageError for what is none."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.strip().lower())
-    count = int(float(match[1]) * KILO ** ("km".find(match[2] or "?") + 1)) if match else 0
+    match = re.fullmatch(r"(\d{1,12})|(\d{1,6}(?:\.\d+)?)([km])", text.strip().lower())
+    count = (int(match[1]) if match[1] else int(float(match[2]) * KILO ** ("km".index(match[3]) + 1))) if match else 0
     if count < 1:
         raise UsageError(f"context={text} is not allowed: give a number of tokens such as 4096 or 32k (k is {KILO})")
     return count
@@ -169,7 +169,8 @@ def told(
     full = together(sizes(Policy(), layers, load)).device
     held = [(label, policy, sizes(policy, layers, load)) for label, policy in found]
     whole = [entry(label, policy, None, together(each), full) for label, policy, each in held]
-    parts = [entry(label, policy, index, one, full) for label, policy, each in held for index, one in enumerate(each)]
+    fulls = [one.device for one in sizes(Policy(), layers, load)]
+    parts = [entry(label, policy, index, one, fulls[index]) for label, policy, each in held for index, one in enumerate(each)]
     parts, about = parts if by_layer else [], described(layers, load)
     table = [row(one["policy"], one) for one in whole]
     lines = [*sentences(layers, load, about), *refused]
@@ -235,14 +236,15 @@ def sentences(layers: Shape, load: Load, about: Mapping[str, Any]) -> Iterator[s
     if about["replicas"] > 1:
         yield f"There are more devices than key/value heads: each head is held {about['replicas']} times."
     average, worst = (amount(about[f"block_waste_{which}_bytes"]) for which in ("average", "worst"))
-    yield f"In blocks of {load.block} tokens the full cache takes {average} more on average over lengths, at worst {worst}."
+    if load.block > 1:
+        yield f"In blocks of {load.block} tokens the full cache takes {average} more on average over lengths, at worst {worst}."
     yield "Metadata: scores, page bounds, partial keys, scales and least numbers."
     yield "Fetched: what a layer brings from host memory at once, at most; twice that where the next layer's is on its way meanwhile."
 
 
 def amount(count: int) -> str:
     """Say a number of bytes in four figures."""
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= KILO**power:
             return f"{count / KILO**power:.4g} {unit}"
     return f"{count} B" if count else "-"

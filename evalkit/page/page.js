@@ -152,7 +152,7 @@ document.addEventListener("submit", (event) => event.preventDefault());
 // Drawing: marks, axes and panels in units of a 320 x 220 picture
 
 const BOX = { width: 320, height: 220, left: 34, right: 12, top: 8, bottom: 26 };
-// Paths around 0 0, one for each policy: circle, square, triangle, diamond, plus, cross, star, pentagon.
+// Paths around 0 0, one for each policy: circle, square, triangles, diamond, plus, cross, star, pentagon.
 // prettier-ignore
 const MARKS = [
   "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "M-3.2-3.2h6.4v6.4h-6.4z", "M0-4.2L4 3.2H-4z", "M0-4.5L4.5 0L0 4.5L-4.5 0z", "M0 4.2L4-3.2H-4z",

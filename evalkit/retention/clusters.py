@@ -23,7 +23,7 @@ class Clusters(NamedTuple):
 
 def clusters(scripts: Sequence[Mapping[str, Any]]) -> Clusters:
     """Return the clusters of a bucket's conversations, given as its manifest has them: `id` and `sources`."""
-    same = {script["id"]: "+".join(script["sources"]) for script in scripts}
+    same = {script["id"]: "+".join(sorted(script["sources"])) for script in scripts}
     hanging = _hanging(scripts)
     groups = len(set(hanging.values()))
     whole = groups >= min(LEAST, len(set(same.values())))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from math import isnan
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -69,6 +70,9 @@ def _served(given: Mapping[str, Any], flags: Mapping[str, str | None]) -> Retent
     if protocol.model is None:
         raise UsageError(f"--endpoint needs --model: give a name that {address.url}/models lists")
     patient = {name: given[name] for name in ("timeout", "patience") if given[name] is not None}
+    for name, seconds in patient.items():
+        if isnan(seconds):
+            raise UsageError(f"--{name} nan is no time: give seconds")
     server, crews = Server(address, protocol.model, **patient), threads(given["concurrency"] or CONCURRENCY)
     return Retention(protocol, given["out"], crews, lambda asked: partial(Caller, server, given["tokenizer"], asked), cells)
 

@@ -12,6 +12,7 @@ from evalkit.retention.recall_rows import ASSISTANT, BOS, END, LONGEST, PAD, USE
 
 WIDTH, INNER, LAYERS, HEADS, GROUPS, HEAD = 160, 256, 3, 4, 2, 64
 THETA = 1e10  # so slow that half of the planes hardly turn within the longest context
+ROOM = 512  # positions past those that training shows, for a question and its answer
 MATCH = 2.2  # how sharply the last layer tells a match from the rest, at first
 
 
@@ -26,7 +27,7 @@ def build(seed: int) -> Any:
         num_attention_heads=HEADS,
         num_key_value_heads=GROUPS,
         head_dim=HEAD,
-        max_position_embeddings=2 * LONGEST,
+        max_position_embeddings=LONGEST + ROOM,
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
         tie_word_embeddings=True,
         initializer_range=WIDTH**-0.5 / 1.5,

@@ -83,7 +83,7 @@ class Records(Store):
             for line in self.read(name)[1]:
                 script = scripts[line["conversation"]]
                 told = {what: script[what] for what in ("fact", "kind", "making")}
-                place = {"bucket": name.task, "conversation": script["id"], "cluster": "+".join(script["sources"])}
+                place = {"bucket": name.task, "conversation": script["id"], "sources": list(script["sources"])}
                 for query in line["queries"]:
                     yield _ordered({**about, **place, **told, **query, "held": share(query, "held"), "read": share(query, "read")})
 

@@ -62,7 +62,7 @@ class Retention:
         with ExitStack() as stack:
             stack.enter_context(locked(self.folder))
             refuse_other(self.folder, {"kind": KIND, "protocol": self.protocol.identity()})  # before a model is loaded
-            self.say(f"evalkit: loading {self.protocol.model or 'the recall model'}")
+            self.say(f"evalkit: opening {self.protocol.model or 'the recall model'}")
             crew = stack.enter_context(self.crews(self.loader(self.protocol)))
             chosen = {str(bucket): crew.call("scripts", bucket) for bucket in self.protocol.buckets}
             for bucket, scripts in chosen.items():

@@ -47,11 +47,13 @@ def sections(value: Entry) -> Iterator[Section]:
     yield by_bucket(value)
     for name in names:
         yield _grid(value, f"accuracy by turn, {name}", value["turns"], partial(_of_turn, name), accuracy)
-    held = "what of the fact is held"
-    yield _grid(value, f"{held}: the statement / the answer in it", names, _of_all, _survival, [SURVIVAL])
-    for name in names:
-        yield _grid(value, f"{held} by turn, {name}", value["turns"], partial(_of_turn, name), _survival)
-    yield _grid(value, "held / read", names, _of_all, partial(_shares, ("held", "read")))
+    if any(row["survival"] is not None for row in value["rows"]):  # a server shows nothing of its cache
+        held = "what of the fact is held"
+        yield _grid(value, f"{held}: the statement / the answer in it", names, _of_all, _survival, [SURVIVAL])
+        for name in names:
+            yield _grid(value, f"{held} by turn, {name}", value["turns"], partial(_of_turn, name), _survival)
+    if any(row["held"] is not None for row in value["rows"]):
+        yield _grid(value, "held / read", names, _of_all, partial(_shares, ("held", "read")))
     scorers = ("accuracy", "accuracy_fuzzy", "accuracy_rank")
     yield _grid(value, "by scorer: contains / fuzzy / rank", names, _of_all, partial(_shares, scorers), list(_agreement(value)))
     margin = points(-value["margin"])

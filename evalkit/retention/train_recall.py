@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--after", type=Path, help="a model that was saved after some rounds, to go on from")
+    parser.add_argument("--keep", type=Path, help="folder for the model after each round; nowhere unless given")
     parser.add_argument("--rounds", type=int, default=0, help="how many rounds it has had")
     chosen = parser.parse_args()
     rows = material(chosen.seed)
@@ -221,7 +222,9 @@ def main() -> None:
     for number, plan in list(enumerate(ROUNDS))[chosen.rounds :]:
         rows.wrong = [1.0] * len(rows.facts) if number else None
         train(model.train(), rows, plan, chosen.seed + number)
-        save(model.eval(), rows, chosen.out / f"round{number + 1}" if number + 1 < len(ROUNDS) else chosen.out)
+        if chosen.keep:
+            save(model.eval(), rows, chosen.keep / f"round{number + 1}")
+    save(model.eval(), rows, chosen.out)
 
 
 if __name__ == "__main__":
