@@ -186,7 +186,9 @@ def anew(folder: Path, run: Callable[[], Run], say: Callable[[str], None]) -> Ru
     try:
         return run()
     except OtherRun:
-        place = folder.resolve()  # "." has no name
+        place = folder.resolve()
+        if Path.cwd().is_relative_to(place):  # the working folder goes where it is moved
+            raise
         aside = next(path for n in count(1) if not (path := place.with_name(f"{place.name}.{n}")).exists())
         place.rename(aside)
         say(f"evalkit: {folder} held another run, which is now {aside}")

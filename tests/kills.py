@@ -8,6 +8,7 @@ what was in each folder at each kill, as JSON.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from evalkit.sweep import Sweep
 from tests.stub import loader, mini_alone, noted, planned
 
 NAP = 0.01  # seconds of a pack
+STUCK = 60  # seconds after which a sweep counts as stuck
 PLAN: dict[str, Any] = {
     "policies": ["h2o"], "budgets": [0.1], "protocols": ["prompt", "stream"], "tasks": ["mini_copa", "mini_boolq"], "limit": 6, "shard": 1,
 }  # fmt: skip
@@ -41,6 +43,7 @@ def forked(folder: Path) -> int:
     code = 1
     try:
         os.dup2(os.open(folder.with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        faulthandler.dump_traceback_later(STUCK - 10)  # should it hang, the file says where
         sweep(folder).run()
         code = 0
     finally:
@@ -87,7 +90,8 @@ def main(folder: Path, kills: int, seed: int) -> None:
         else:
             left.append(state(current))
             kills -= 1
-    assert ended(forked(runs[-1][0]), 60)
+    last = runs[-1][0]
+    assert ended(forked(last), STUCK), last.with_suffix(".err").read_text()
     print(json.dumps({"span": span, "runs": [[str(run), left] for run, left in runs]}))
 
 

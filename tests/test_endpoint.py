@@ -322,14 +322,15 @@ def test_no_secret_is_written_by_the_command(command, monkeypatch, tmp_path):
     assert "//***@127" in (tmp_path / "b" / "run.json").read_text()
 
 
-def test_the_report_names_the_label_and_has_a_dash_for_what_is_missing(command, tmp_path):
+def test_the_report_names_the_label_and_leaves_out_what_is_missing(command, tmp_path):
     words = [f"--{name}={value}" for name, value in {**FLAGS, "label": "served"}.items()]
     with chatting() as chatter:
         code, _, _ = command("retention", "--endpoint", chatter.url, "--out", tmp_path, *words)
     assert code == 0
     _, told, _ = command("report", tmp_path, "--format", "md")
     rows = [line for line in told.splitlines() if line.startswith("| served |")]
-    assert rows[0].startswith("| served | 100") and "| served | - |" in rows and "| served | - / - |" in rows
+    assert rows[0].startswith("| served | 100") and "| served | 100 % / 100 % / - |" in rows
+    assert "what of the fact is held" not in told and "held / read" not in told
     assert "an estimate, 4 characters a token" in told
     _, told, _ = command("report", tmp_path, "--format", "csv")
     first = dict(zip(*(line.split(",") for line in told.splitlines()[:2]), strict=True))

@@ -107,7 +107,7 @@ def test_a_damaged_pack_is_set_aside_and_walked_anew(asked, scorer, done, tmp_pa
     mending = retention(asked, tmp_path, scorer)
     mending.say = said.append
     mending.run()
-    assert path.with_suffix(".damaged").is_file() and "cut short" in said[1]
+    assert path.with_suffix(".damaged").is_file() and any("cut short" in line for line in said)
     assert queries(tmp_path) == queries(done)
 
 

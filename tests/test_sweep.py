@@ -140,9 +140,10 @@ def test_a_pack_that_is_gone_or_damaged_is_scored_anew_and_alone(swept, tmp_path
     Sweep(planned(), store.folder, loader=loader(tmp_path / "again.log"), say=lines.append).run()
     scored = [[name.task, "prompt", store.documents_of(name)] for name in (gone, damaged)]
     assert noted(tmp_path / "again.log") == ["loaded", *scored]
-    assert lines[0].startswith(f"evalkit: {damaged.path(store.folder)} is cut short or was changed")
+    said = next(place for place, line in enumerate(lines) if "is cut short or was changed" in line)
+    assert lines[said].startswith(f"evalkit: {damaged.path(store.folder)} ")
     (aside,) = store.folder.rglob("*.damaged")
-    assert str(aside) in lines[1]
+    assert str(aside) in lines[said + 1]
     assert aside.read_text() == "{"
     assert reports(store.folder, capsys) == before
 
@@ -285,11 +286,12 @@ def test_another_plans_folder_is_refused_before_a_model_is_loaded(swept, tmp_pat
     assert len(noted(tmp_path / "run.log")) == asked
 
 
-def test_a_run_in_the_working_folder_can_be_moved_aside(swept, tmp_path, monkeypatch):
+def test_another_run_in_the_working_folder_stays_where_it_is(swept, tmp_path, monkeypatch):
     swept()
     monkeypatch.chdir(tmp_path / "run")
-    anew(Path(), Sweep(planned(limit=3), Path(), loader=loader(tmp_path / "anew.log")).run, lambda line: None)
-    assert Store.open(tmp_path / "run.1").manifest["plan"]["limit"] == planned().limit
+    with pytest.raises(OtherRun, match="holds another run"):
+        anew(Path(), Sweep(planned(limit=3), Path(), loader=loader(tmp_path / "anew.log")).run, lambda line: None)
+    assert Store.open(tmp_path / "run").manifest["plan"]["limit"] == planned().limit
 
 
 def test_a_second_sweep_on_the_folder_is_refused(swept, tmp_path):
