@@ -9,7 +9,7 @@ from random import Random
 from evalkit.retention import facts
 from evalkit.retention.protocol import load as protocol
 from evalkit.retention.records import Records
-from evalkit.retention.run import manifest
+from evalkit.retention.run import listed, manifest
 from evalkit.retention.scripts import Script
 
 BUCKETS, TURNS = ("1k-2k", "2k-4k"), (2, 4, 6)
@@ -54,7 +54,7 @@ def write_run(
     numbers = range(conversations)
     parts = [[(f"c{number}",) for number in numbers], [(f"c{number}", f"c{number + 1}") for number in numbers]]
     chosen = {bucket: scripts(bucket, parts[place]) for place, bucket in enumerate(BUCKETS)}
-    store = Records.create(folder, manifest(asked, {"digest": "0", "dtype": "float32", "device": "cpu"}, chosen))
+    store = Records.create(folder, manifest(asked, {"digest": "0", "dtype": "float32", "device": "cpu"}, chosen, listed(asked)))
     names, changed = store.names(), {"answer": answer, **(unseen or {})}
     for name in names[: len(names) - skip]:
         cell = store.cell_of(name)

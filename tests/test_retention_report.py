@@ -12,7 +12,7 @@ from evalkit.retention.clusters import LEAST, clusters
 from evalkit.retention.protocol import load as protocol
 from evalkit.retention.records import Records
 from evalkit.retention.report import Report, adjust, opened
-from evalkit.retention.run import manifest
+from evalkit.retention.run import listed, manifest
 from evalkit.retention.scripts import Script
 from evalkit.retention.sections import accuracy, told
 from evalkit.store import Store
@@ -43,7 +43,7 @@ def by_hand(folder, rights, skip=0, **changed) -> Report:
     )  # fmt: skip
     told = scripts("1k-2k", [(f"c{number // 2}",) for number in range(len(rights[labels[0]]))])
     chosen = {"1k-2k": [Script(one.id, one.making, one.sources, one.exchanges[:2], 2, one.fact) for one in told]}
-    store = Records.create(folder, manifest(asked, {"digest": "0"}, chosen))
+    store = Records.create(folder, manifest(asked, {"digest": "0"}, chosen, listed(asked)))
     names = store.names()
     for name in names[: len(names) - skip]:
         right = rights[store.cell_of(name)["label"]][name.number]

@@ -121,16 +121,16 @@ def policies(protocol: Protocol) -> list[tuple[str, Policy]]:
 
 
 def manifest(
-    protocol: Protocol, described: Mapping[str, Any], chosen: Mapping[str, Sequence[Script]], cells: Cells | None = None
+    protocol: Protocol, described: Mapping[str, Any], chosen: Mapping[str, Sequence[Script]], cells: Cells
 ) -> dict[str, Any]:
-    """Return a run's manifest; its cells are the protocol's unless given."""
+    """Return a run's manifest."""
     name = protocol.model or "recall"
     return {
         "kind": KIND,
         "protocol": protocol.identity(),
         "shown": {"margin": protocol.margin},
         "model": {"name": name, **described},
-        "cells": cells or listed(protocol),
+        "cells": cells,
         "buckets": [_bucket(bucket, scripts, protocol.together) for bucket, scripts in chosen.items()],
         "versions": versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
