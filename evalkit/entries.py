@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+MANY = 1 << 13  # numbers: fewer are gathered sooner one by one
 ELEMENT_BYTES = 2  # what an element is counted as, whatever dtype the run uses
 Count = TypeVar("Count", int, Tensor)
 
@@ -53,6 +54,23 @@ class Entries(ABC):
     def size(self) -> int:
         """Elements of one entry's key and value together."""
 
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """What attention gets keys and values in."""
+
+    away: ClassVar[bool] = False  # whether what attention needs must be brought from elsewhere
+
+    def newest(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values in the last `count` slots, [B, H, count, D] each."""
+        keys, values = self.dense()
+        return keys[:, :, keys.shape[2] - count :], values[:, :, values.shape[2] - count :]
+
+    def chosen(self, order: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values in the slots `order`, [B, H, W, D] each."""
+        keys, values = self.dense()
+        return gather_slots(keys, order), gather_slots(values, order)
+
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor) -> Entries:
         """Add T entries after the last slot, [B, H, T, D] each."""
@@ -85,6 +103,7 @@ class Arena:
     keys: Tensor
     values: Tensor
     used: int
+    twin: Entries | None = field(default=None, repr=False)  # the same entries in host memory, once some cell has them there
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,21 +128,27 @@ class Plain(Entries):
     def size(self) -> int:
         return self.arena.keys.shape[3] + self.arena.values.shape[3]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.arena.keys.dtype
+
     def append(self, keys: Tensor, values: Tensor) -> Plain:
-        if not self.length:
+        if not self.arena.keys.shape[2]:
             return Plain.of(keys, values)
         arena, end = self.arena, self.length + keys.shape[2]
         if arena.used != self.length or arena.keys.shape[2] < end:
             arena = self.moved(end + end // 4 + 16)
-        arena.keys[:, :, self.length : end], arena.values[:, :, self.length : end] = keys, values
+        arena.keys[:, :, self.length : end].copy_(keys, non_blocking=True)
+        arena.values[:, :, self.length : end].copy_(values, non_blocking=True)
         arena.used = end
         return Plain(arena, end)
 
     def moved(self, capacity: int) -> Arena:
         """Copy the view into a new arena with room for `capacity` slots."""
         old_keys, old_values = self.dense()
-        keys = old_keys.new_empty(*old_keys.shape[:2], capacity, old_keys.shape[3])
-        values = old_values.new_empty(*old_values.shape[:2], capacity, old_values.shape[3])
+        pinned = old_keys.is_pinned()
+        keys = old_keys.new_empty((*old_keys.shape[:2], capacity, old_keys.shape[3]), pin_memory=pinned)
+        values = old_values.new_empty((*old_values.shape[:2], capacity, old_values.shape[3]), pin_memory=pinned)
         keys[:, :, : self.length], values[:, :, : self.length] = old_keys, old_values
         return Arena(keys, values, self.length)
 
@@ -153,5 +178,22 @@ class Plain(Entries):
 
 def gather_slots(tensor: Tensor, order: Tensor) -> Tensor:
     """Pick slots `order` [B, H, W] from `tensor` [B, H, S, ...]."""
+    if tensor.dim() == 4 and order.numel() * tensor.shape[3] >= MANY and in_rows(tensor):
+        return gather_rows(tensor, order)
     index = order.reshape(*order.shape, *[1] * (tensor.dim() - 3)).expand(*order.shape, *tensor.shape[3:])
     return tensor.gather(2, index)
+
+
+def in_rows(tensor: Tensor) -> bool:
+    """Whether each entry of `tensor` [B, H, S, D] lies in one piece, and all at multiples of D."""
+    *outer, last = tensor.stride()
+    return last == 1 and not any(step % tensor.shape[3] for step in outer)
+
+
+def gather_rows(tensor: Tensor, order: Tensor) -> Tensor:
+    """Pick slots `order` [B, H, W] from `tensor` [B, H, S, D], an entry in one piece: several times faster than number by number."""
+    (batch, heads, slots, size), steps = tensor.shape, [step // tensor.shape[3] for step in tensor.stride()[:3]]
+    count = 1 + sum((extent - 1) * step for extent, step in zip((batch, heads, slots), steps, strict=True))
+    start = torch.arange(batch, device=order.device)[:, None] * steps[0] + torch.arange(heads, device=order.device) * steps[1]
+    places = start[:, :, None] + order * steps[2]
+    return tensor.as_strided((count, size), (size, 1)).index_select(0, places.flatten()).view(*order.shape, size)

@@ -174,3 +174,11 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def as_json(value: Mapping[str, Any]) -> str:
     """Return JSON, which knows no NaN."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def amount(count: int) -> str:
+    """Say a number of bytes in four figures."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.4g} {unit}"
+    return f"{count} B" if count else "-"

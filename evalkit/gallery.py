@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
 from .formats import markdown
-from .retention.records import KIND
+from .perf.records import KIND as PERF
+from .perf.records import KINDS
+from .perf.sections import sections
+from .retention.records import KIND as RETENTION
 from .retention.sections import by_bucket
 from .store import write
 
@@ -55,12 +59,11 @@ def short(folder: Path, name: str, at: str) -> str:
     except (OSError, ValueError) as error:
         raise UsageError(f"{where} holds no whole report ({error}): {mend}") from None
     try:
-        of_retention = told.get("kind") == KIND
-        lines = [f"{told['title']}.", "", *(_retention(told) if of_retention else _sweep(told))]
+        tell, kinds = TOLD.get(told.get("kind"), (_sweep, ("accuracy",)))
+        lines = [f"{told['title']}.", "", *tell(told)]
         command = told["aside"]["command"]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{where / 'report.json'} is no report of evalkit's ({type(error).__name__}: {error}): {mend}") from None
-    kinds = ("buckets", "turns") if of_retention else ("accuracy",)
     figures = [path for kind in kinds for path in sorted(where.glob(f"{kind}-*.svg"))]
     lines += [f"![{name}]({at}{name}/{path.name})\n" for path in figures]
     return "\n".join([*lines, f"Made by `{command}`; [the whole report]({at}{name}/report.md) says how to read it.", ""])
@@ -80,6 +83,23 @@ def _retention(told: Entry) -> Iterator[str]:
     )
     section = by_bucket(told)
     yield markdown([section]).partition("\n\n")[2]
+
+
+# Perf
+
+
+def _perf(told: Entry) -> Iterator[str]:
+    """What was asked on which machine, and the first tables: what was measured, and its ratio to full."""
+    head, *tables = sections(told)
+    yield from (f"{line}\n" for line in head.lines)
+    yield markdown([replace(table, level=4) for table in tables[:2]])
+
+
+# What is told of a run by its kind, and what its figures are called; all else is a sweep
+TOLD: Mapping[Any, tuple[Callable[[Entry], Iterator[str]], tuple[str, ...]]] = {
+    RETENTION: (_retention, ("buckets", "turns")),
+    PERF: (_perf, KINDS),
+}
 
 
 # Sweeps

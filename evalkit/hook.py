@@ -18,10 +18,11 @@ SWITCH = "EVALKIT_NO_HOOK"
 
 
 def models() -> dict[str, str]:
-    """Return each model name and the `module:attribute` behind it: `kv`, and `kv_<policy>` for each policy file."""
+    """Return each model name and the `module:attribute` behind it: `kv`, `kv_<policy>` for each policy file, and `kv_vllm`."""
     folder = os.path.join(os.path.dirname(__file__), "policies")
     policies = sorted(file[:-3] for file in os.listdir(folder) if file.endswith(".py") and not file.startswith("_"))
-    return {name: f"evalkit.harness:{name}" for name in ("kv", *(f"kv_{policy}" for policy in policies))}
+    ours = {name: f"evalkit.harness:{name}" for name in ("kv", *(f"kv_{policy}" for policy in policies))}
+    return {**ours, "kv_vllm": "evalkit.harness.vllm:VllmLM"}
 
 
 def switched_off() -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .counters import Counters
 from .documents import Document
 from .errors import UsageError
+from .pace import pace
 from .policy import Policy
 from .shares import BYTES, DENSE_BYTES, HELD, QUANTITIES, REACH, READ, SPAN, shares
 
@@ -45,6 +46,9 @@ def refuse_broken(policy: Policy, documents: Sequence[Document], tally: Tensor) 
         )
 
 
+PACED = ("decoded", "firsts", "steps")  # what a record's pace is read off
+
+
 @dataclass
 class Record:
     """What one task's requests cost under one cell."""
@@ -60,6 +64,9 @@ class Record:
     acted: int = 0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(QUANTITIES, 0.0))
     seconds: dict[str, float] = field(default_factory=dict)
+    decoded: int = 0  # tokens said, while seconds of the phase decode went by
+    firsts: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
 
     def add(self, documents: Sequence[Document], tally: Tensor) -> None:
         """Add documents and their tally [QUANTITIES, documents]."""
@@ -71,23 +78,27 @@ class Record:
         self.sums = {name: self.sums[name] + new for name, new in zip(QUANTITIES, tally.sum(1).tolist(), strict=True)}
 
     def spent(self, counters: Counters) -> None:
-        """Add the tokens computed and the seconds by phase."""
+        """Add the tokens computed and said, the seconds by phase, and when tokens came."""
         self.computed_tokens += counters.tokens.get("computed", 0)
+        self.decoded += counters.tokens.get("decoded", 0)
+        self.firsts += counters.firsts
+        self.steps += counters.steps
         for name, seconds in counters.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def costs(self) -> dict[str, Any]:
         """Return what was counted, seconds and computed tokens apart, which the cells of a pass share."""
-        apart = ("seconds", "computed_tokens", "cells")
+        apart = ("seconds", "computed_tokens", "cells", *PACED)
         return {name: value for name, value in vars(self).items() if name not in apart}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as it stands in a result."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("sums", "acted", "seconds")}
+        plain = {name: value for name, value in vars(self).items() if name not in ("sums", "acted", "seconds", *PACED)}
         acted = self.acted / self.documents if self.documents else None
         return {
             **plain,
             **shares(self.sums),
             "acted": acted,
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "pace": pace(self.firsts, self.steps, self.seconds, self.prompt_tokens, self.decoded),
         }

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .errors import UsageError
+from .paged import Stored
 from .plan import FULL, ModelChoice, Plan
 from .policies import build
 from .policy import Policy
+from .settings import refuse_offload
 from .store import digest
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def policies(plan: Plan) -> list[tuple[str, Policy]]:
         for budget in choice.budgets or ():
             try:
                 policy = build(choice.name, budget, **choice.knobs)
+                refuse_offload(policy, plan.offload)
                 for protocol in plan.protocols:
                     policy.check(protocol)
             except UsageError as error:
@@ -55,6 +58,7 @@ def manifest(
         "shown": shown(plan),
         "models": [_model(plan, *model) for model in models],
         "tasks": list(tasks),
+        "paged": {choice.name: {task: stored(found, plan.shard) for task, found in told.items()} for choice, _, told in models},
         "cells": [cell for model in models for cell in _cells(plan, *model, tasks)],
         "versions": versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -131,6 +135,14 @@ def _floors(policy: Policy, encoded: Mapping[str, Encoded]) -> list[str]:
 def _source(policy: Policy) -> str:
     """A digest of the file that defines a policy: with another file its numbers may be others."""
     return hashlib.sha256(Path(inspect.getfile(type(policy))).read_bytes()).hexdigest()[:16]
+
+
+def stored(encoded: Encoded, size: int) -> dict[str, int]:
+    """Return what all prompts of a task take at once in blocks; those of a pack that agree are one, as when they are scored."""
+    held = Stored(encoded.token_bytes)
+    for pack in packed(encoded, size):
+        held.add(dict.fromkeys(prompt[:-1] for ready in pack for prompt, _ in ready.requests))
+    return held.as_dict()
 
 
 def packed(encoded: Encoded, size: int) -> list[list[Ready]]:

@@ -51,8 +51,24 @@ def hidden(count: int, before: int, slots: int, group: int, dtype: torch.dtype, 
     return mask.masked_fill(~causal(count, before, slots, device)[0, 0, 0], float("-inf")).repeat(group, 1)
 
 
+def listed(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return where `mask` [B, H, S] is set, [B, H, W]; and which of these places are meant (None: all)."""
+    counts, found = mask.sum(-1), mask.nonzero()[:, 2]
+    width = int(counts.max()) if counts.numel() else 0
+    if len(found) == counts.numel() * width:
+        return found.view(*counts.shape, width), None
+    used = torch.arange(width, device=mask.device) < counts[..., None]
+    return counts.new_zeros(used.shape).masked_scatter_(used, found), used
+
+
 @lru_cache(maxsize=64)
 def counted(batch: int, heads: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """[B, H, T] the positions of tokens taken in from the start, and [B] how many they are."""
     places = torch.arange(count, device=device).expand(batch, heads, -1)
     return places, torch.full((batch,), count, dtype=torch.long, device=device)
+
+
+@lru_cache(maxsize=64)
+def equal(batch: int, heads: int, slots: int, device: torch.device) -> Tensor:
+    """[B, H] how many entries heads hold that hold one in each slot."""
+    return torch.full((batch, heads), slots, dtype=torch.long, device=device)

@@ -7,7 +7,7 @@ sequence, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .cache import NOTHING, LayerCache
+from .cache import LayerCache
 from .counters import Counters, Tally
-from .entries import ELEMENT_BYTES
+from .entries import ELEMENT_BYTES, Plain
 from .kernels import Kernel
 from .layer import Layer
+from .marks import NOTHING
+from .offload import Host, Hosted
 from .policy import Budget, Policy
 from .shares import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN
 from .tokens import Places, Tokens
@@ -56,6 +58,8 @@ class Cell:
     policy: Policy
     prepared: Sequence[Mapping[str, Tensor]] = ()
     tally: Tally | None = None
+    fetching: bool = False  # whether what is read is counted as fetched from host memory
+    host: Host | None = None  # where entries are stored once a policy has acted; None leaves them on the device
 
     def entitled(self, cache: LayerCache, grants: Grants | None) -> LayerCache:
         """Tell the cache its allowance (kept from before where `grants` is None) and what was prepared for its layer."""
@@ -71,32 +75,36 @@ class Cell:
         turns = (places - cache.positions).masked_fill(~cache.filled, 0)
         return kernels.rotated(keys, turns, cache.layer.rope.to(keys.device)), values
 
+    def stowed(self, cache: LayerCache) -> LayerCache:
+        """Have all entries in host memory, where this cell's belong there."""
+        return cache if self.host is None else replace(cache, entries=Hosted.of(cache.entries, self.host))
+
     def count_held(self, documents: Sequence[int], cache: LayerCache) -> None:
         """Count what is held once the policy has acted on a prompt."""
         if self.tally is None:
             return
-        heads, size = cache.positions.shape[1], cache.entries.size * ELEMENT_BYTES
-        if self.policy.passive and cache.uniform:  # all there is, of one length: no tensor need be made
-            entries = float(cache.slots * heads)
-            for what, counted in ((HELD, entries), (SPAN, entries), (BYTES, entries * size), (DENSE_BYTES, entries * size)):
-                self.tally.add(what, documents, counted)
-            return
-        span = cache.tokens * heads
-        self.tally.add(HELD, documents, float(cache.slots * heads) if cache.uniform else cache.counts.sum(1))
-        self.tally.add(SPAN, documents, span)
+        heads, size, every = cache.positions.shape[1], cache.entries.size * ELEMENT_BYTES, float(cache.slots)
+        span: Tensor | float = every * heads if self.policy.passive and cache.uniform else cache.tokens * heads
         bare = self.policy.lossless  # then nothing need be noted
-        self.tally.add(BYTES, documents, cache.entries.cost(cache.counts) if bare else cache.cost())
-        self.tally.add(DENSE_BYTES, documents, span * size)
+        if cache.uniform and isinstance(cache.entries, Plain) and not cache.notes:  # no tensor need be made
+            held: Tensor | float = every * heads
+            cost = held * (size + (0 if bare else cache.marked) * ELEMENT_BYTES)
+        else:
+            held, cost = cache.counts.sum(1), cache.entries.cost(cache.counts) if bare else cache.cost()
+        for what, counted in ((HELD, held), (SPAN, span), (BYTES, cost), (DENSE_BYTES, span * size)):
+            self.tally.add(what, documents, counted)
 
-    def count_read(self, documents: Sequence[int], cache: LayerCache, read: Tensor, reach: Tensor, queries: Tensor) -> None:
-        """Count `read` [B] entries attended to by `queries` [B], where the full cache would attend to `reach` [B]."""
+    def count_read(
+        self, documents: Sequence[int], cache: LayerCache, read: Tensor | float, reach: Tensor, queries: Tensor | float
+    ) -> None:
+        """Count `read` [B] entries attended to by `queries` [B] (or as many each), where the full cache would attend to `reach` [B]."""
         if self.tally is None:
             return
         self.tally.add(READ, documents, read)
         self.tally.add(REACH, documents, reach)
         if cache.layer.index == 0:
             self.tally.add(QUERIES, documents, queries)
-        if self.policy.host:
+        if self.fetching:
             fetched = read - queries * cache.positions.shape[1]  # the newest token is not in host memory yet
             self.tally.add(FETCHED, documents, fetched)
             self.tally.add(FETCHED_BYTES, documents, fetched * cache.entries.size * ELEMENT_BYTES)
@@ -135,6 +143,10 @@ class Branch:
         policy = self.cell.policy
         return policy.evict(policy.write(cache), query)
 
+    def stow(self, layer: Layer) -> None:
+        """Bring what is left to where the cell's entries belong."""
+        self.state.caches[layer.index] = self.cell.stowed(self.state.caches[layer.index])
+
 
 @dataclass
 class Block:
@@ -164,6 +176,10 @@ class Block:
                 tokens.put(self.last, self.attention(cache, tokens.queries(self.last), tokens.kernel))
         with counters.phase("policy"):
             self.act(cache, tokens)
+        if self.complete:
+            with counters.phase("transfer"):
+                for branch in self.branches:
+                    branch.stow(layer)
 
     def attends_packed(self, tokens: Tokens) -> bool:
         """Whether the row attends for this block together with others, by flash-attn over packed segments."""
@@ -182,17 +198,18 @@ class Block:
 
     def act(self, cache: LayerCache, tokens: Tokens) -> None:
         """Let every branch observe (once for all that agree), write and evict."""
-        observed: dict[Policy, LayerCache] = {}
+        observed: dict[Policy | None, LayerCache] = {}
         asked = any(not branch.cell.policy.passive for branch in self.branches)
         query = tokens.queries(self.places) if asked else None
         for branch in self.branches:
             policy, mine = branch.cell.policy, branch.cell.entitled(cache, branch.grants)
             if query is not None and not policy.passive and self.index.shape[1]:
-                statistic = policy.statistic()
-                if statistic not in observed:
-                    observed[statistic] = policy.observe(self.remembered(branch, mine), query)
-                seen = observed[statistic]
-                mine = replace(mine, marks=seen.marks, notes=seen.notes)
+                statistic = policy.statistic() if len(self.branches) > 1 else None
+                seen = observed.get(statistic)
+                if seen is None:
+                    mine = observed[statistic] = policy.observe(self.remembered(branch, mine), query)
+                else:
+                    mine = replace(mine, marks=seen.marks, notes=seen.notes)
                 mine = branch.act(mine, query) if self.complete else mine
             branch.state.caches[cache.layer.index] = mine
             if self.complete:
@@ -201,68 +218,4 @@ class Block:
     def remembered(self, branch: Branch, cache: LayerCache) -> LayerCache:
         """Give the cache the marks and notes that the branch's policy left at earlier blocks or messages."""
         earlier = branch.state.caches.get(cache.layer.index)
-        return replace(cache, marks=NOTHING, notes=NOTHING) if earlier is None else cache.remembering(earlier)
-
-
-@dataclass
-class Row:
-    """A packed row: its jobs, run in order inside every layer."""
-
-    jobs: list[Job]
-    counters: Counters
-    kernel: Kernel = "sdpa"
-    guessing: bool = False  # whether some policy wants the query guessed from the layer before
-    guess: Tensor | None = None  # the guess for the layer at hand, [1, H x G, N, D]
-    previous: Tensor | None = None  # what the layer before was given
-    rehearsing: bool = False  # whether a layer runs for its guess only
-    ropes: Callable[[], Mapping[str | None, Tensor]] = dict  # inverse frequencies by layer type, as the row needs them
-    depth: int = 1  # attention layers in the model
-
-    def attend(self, layer: Layer, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend in one layer for the whole row: `query` [1, H x G, N, D], `keys`, `values` [1, H, N, D]; returns [1, N, H x G, D]."""
-        heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
-        spread = lambda tensor: tensor[0].transpose(0, 1).unflatten(1, (heads, group))  # noqa: E731
-        output = query.new_zeros(query.shape[2], heads, group, values.shape[3])
-        guessed = None if self.guess is None else spread(self.guess)
-        tokens = Tokens(layer, spread(query), keys[0].transpose(0, 1), values[0].transpose(0, 1), guessed, output, self.kernel)
-        for job in self.jobs:
-            move(job, output.device)
-        self.attend_packed(tokens)
-        for job in self.jobs:
-            job.attend(tokens, self.counters)
-        self.forget(layer)
-        return output.flatten(1, 2)[None]
-
-    def attend_packed(self, tokens: Tokens) -> None:
-        """Attend for all prompts that begin in this row by one flash-attn call, where that kernel is asked for."""
-        blocks = [job for job in self.jobs if isinstance(job, Block) and job.attends_packed(tokens)]
-        if not blocks:
-            return
-        places = torch.cat([block.index.flatten() for block in blocks])
-        lengths = [block.index.shape[1] for block in blocks for _ in block.index]
-        query, keys, values = (part.index_select(0, places) for part in (tokens.query.flatten(1, 2), tokens.keys, tokens.values))
-        with self.counters.phase("attention"):
-            output = kernels.flash_packed(tokens.layer, query, keys, values, lengths)
-        tokens.output.index_copy_(0, places, output.view(-1, *tokens.output.shape[1:]))
-
-    def forget(self, layer: Layer) -> None:
-        """Let go of the layer's caches that no session keeps."""
-        for job in self.jobs:
-            for state in states(job):
-                if not state.lasting:
-                    state.caches.pop(layer.index, None)
-
-
-def states(job: Job) -> list[State]:
-    """Return the states a job leaves caches in: its own, or its branches'."""
-    return [job.state] if hasattr(job, "state") else [branch.state for branch in getattr(job, "branches", ())]
-
-
-def move(job: object, device: torch.device) -> None:
-    """Bring a job's index tensors to the device its layer lives on (models spread over several)."""
-    for holder in (job, *getattr(job, "branches", ())):
-        for name, value in vars(holder).items():
-            if isinstance(value, Tensor) and value.device != device:
-                setattr(holder, name, value.to(device))
-            elif isinstance(value, Places):
-                move(value, device)
+        return cache if earlier is None else cache.remembering(earlier)

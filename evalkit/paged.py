@@ -1,29 +1,59 @@
 """What sequences take in blocks of equal size, and what those save that begin alike; knows only integers.
 
 As vLLM stores them (Kwon et al., arXiv 2309.06180): a sequence fills all of its blocks but the last, and a full block belongs to every
-sequence whose tokens agree up to the block's end.
+sequence whose tokens agree up to the block's end. A block that a layer's sliding window has passed is free again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .errors import UsageError
-from .formats import Section, Word
 
 BLOCK = 16  # tokens; vLLM's own default
 
 
-@dataclass(frozen=True)
+@dataclass
 class Paged:
-    """Sequences in blocks of `block` tokens."""
+    """Sequences that are held all at once, in blocks of `block` tokens, where a layer looks back over `window` tokens or all.
 
-    block: int
-    sequences: int
-    tokens: int  # of all sequences
-    alone: int  # blocks, where each sequence has its own
-    together: int  # blocks, where full ones are shared
+    A sequence is what is held once a prompt was taken in. The token that waits is no part of it: vLLM, too, computes a prompt's last
+    token even where all that comes before is there.
+    """
+
+    block: int = BLOCK
+    window: int | None = None
+    sequences: int = 0
+    tokens: int = 0  # of all sequences, but for those that the window has passed
+    alone: int = 0  # blocks, where each sequence has its own
+    partial: int = 0  # of them not full, so never shared
+    known: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict, repr=False)  # (block before, tokens) -> number
+    full: set[int] = field(default_factory=set, repr=False)  # numbers of the full blocks that are not passed in every sequence
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise UsageError(f"block={self.block} is not allowed: give the tokens of a block, 1 or more")
+
+    def add(self, sequence: Sequence[int]) -> None:
+        """Hold one more sequence of tokens."""
+        length, before = len(sequence), 0
+        live = length if self.window is None else min(length, self.window)
+        first = (length - live) // self.block  # block with a token that is not passed
+        for number in range(length // self.block):
+            own = tuple(sequence[number * self.block : (number + 1) * self.block])
+            before = self.known.setdefault((before, own), len(self.known) + 1)
+            if number >= first:
+                self.full.add(before)
+        self.sequences += 1
+        self.tokens += live
+        self.alone += blocks(length, self.block) - first
+        self.partial += length % self.block > 0
+
+    @property
+    def together(self) -> int:
+        """The blocks, where full ones are shared."""
+        return len(self.full) + self.partial
 
     @property
     def waste(self) -> int:
@@ -35,29 +65,45 @@ class Paged:
         """The blocks that sharing saves."""
         return self.alone - self.together
 
-    def as_dict(self, entry: float) -> dict[str, int]:
-        """Return counts and bytes, where a token takes `entry` bytes in all layers together."""
-        slots = {"stored": self.tokens, "paged": self.alone * self.block, "shared": self.together * self.block, "waste": self.waste}
-        return {**vars(self), "waste": self.waste, **{f"{name}_bytes": round(count * entry) for name, count in slots.items()}}
 
-
-def paged(sequences: Iterable[Sequence[int]], block: int = BLOCK) -> Paged:
-    """Store sequences of tokens, all at once, in blocks of `block` tokens. Raises UsageError for blocks of less than one.
-
-    A sequence is what is held once a prompt was taken in. The token that waits is no part of it: vLLM, too, computes a prompt's last
-    token even where all that comes before is there.
-    """
-    if block < 1:
-        raise UsageError(f"block={block} is not allowed: give the tokens of a block, 1 or more")
-    known: dict[tuple[int, tuple[int, ...]], int] = {}  # full blocks, by the one before and their tokens -> their numbers
-    lengths = []
+def paged(sequences: Iterable[Sequence[int]], block: int = BLOCK, window: int | None = None) -> Paged:
+    """Store sequences of tokens in blocks of `block`. Raises UsageError for blocks of less than one token."""
+    found = Paged(block, window)
     for sequence in sequences:
-        before = 0
-        for start in range(0, len(sequence) // block * block, block):
-            before = known.setdefault((before, tuple(sequence[start : start + block])), len(known) + 1)
-        lengths.append(len(sequence))
-    partial = sum(length % block > 0 for length in lengths)
-    return Paged(block, len(lengths), sum(lengths), sum(blocks(length, block) for length in lengths), len(known) + partial)
+        found.add(sequence)
+    return found
+
+
+@dataclass
+class Stored:
+    """Sequences in all layers of a model; `token_bytes` says what a token takes in those with a sliding window, and in those without."""
+
+    token_bytes: Mapping[int | None, int]
+    block: int = BLOCK
+
+    def __post_init__(self) -> None:
+        self.tokens = 0  # of all sequences
+        self.layers = [(Paged(self.block, window), size) for window, size in self.token_bytes.items()]
+
+    def add(self, sequences: Iterable[Sequence[int]]) -> None:
+        """Hold more sequences of tokens."""
+        for sequence in sequences:
+            self.tokens += len(sequence)
+            for layers, _ in self.layers:
+                layers.add(sequence)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return counts, and the bytes in one piece, in blocks, in shared blocks and of empty slots."""
+        total = lambda slots: sum(slots(layers) * size for layers, size in self.layers)  # noqa: E731
+        return {
+            "block": self.block,
+            "sequences": self.layers[0][0].sequences,
+            "tokens": self.tokens,
+            "stored_bytes": total(lambda layers: layers.tokens),
+            "paged_bytes": total(lambda layers: layers.alone * self.block),
+            "shared_bytes": total(lambda layers: layers.together * self.block),
+            "waste_bytes": total(lambda layers: layers.waste),
+        }
 
 
 def blocks(tokens: int, block: int) -> int:
@@ -73,14 +119,3 @@ def slack(tokens: int, block: int, window: int | None = None) -> tuple[float, in
     if window is None or tokens <= window:
         return (block - 1) / 2, block - 1
     return block - 1, ((window + block - 2) // block + 1) * block - window
-
-
-def compared(stored: Paged, entry: float, held: Mapping[str, float]) -> Section:
-    """Put the full cache in one piece, in blocks and in shared blocks beside what policies hold, in bytes, by their labels."""
-    bytes_of = stored.as_dict(entry)
-    ways = {"in one piece": "stored", f"in blocks of {stored.block}": "paged", f"in shared blocks of {stored.block}": "shared"}
-    lines = {f"full, {way}": float(bytes_of[f"{what}_bytes"]) for way, what in ways.items()} | dict(held)
-    whole = max(1, bytes_of["stored_bytes"])
-    rows = [[Word(label), Word(f"{count:,.0f}"), Word(f"{100 * count / whole:.1f} %")] for label, count in lines.items()]
-    note = f"{stored.sequences} prompts of {stored.tokens:,} tokens together; the last block of each stands empty in part."
-    return Section("paged", 3, ["cache", "bytes", "of full"], rows, [note])

@@ -32,7 +32,7 @@ DECISIVE = frozenset({
     "models.name", "models.args", "policies.name", "policies.knobs", "policies.budgets", "budgets", "protocols", "tasks",
     "fewshot", "prefix", "limit", "noise_floor", "seeds.subset", "seeds.fewshot", "overlength", "attn",
     # These change numbers by rounding only, yet a run that is taken up again must end with the same bytes.
-    "row_tokens", "block_tokens", "shard",
+    "row_tokens", "prefill_chunk", "offload", "shard",
 })  # fmt: skip
 # and what cannot, does not:
 INDIFFERENT = frozenset({
@@ -44,7 +44,8 @@ INDIFFERENT = frozenset({
 # Arguments of lm-eval's model that the plan says elsewhere, and where.
 ELSEWHERE = {
     "pretrained": "name", "policy": "policies", "preset": "policies", "budget": "budgets", "protocol": "protocols",
-    "overlength": "overlength", "attn": "attn", "row_tokens": "row_tokens", "block_tokens": "block_tokens",
+    "overlength": "overlength", "attn": "attn", "row_tokens": "row_tokens", "prefill_chunk": "prefill_chunk",
+    "offload": "offload",
 }  # fmt: skip
 
 
@@ -165,9 +166,10 @@ class Plan(Part):
 
     `fewshot` None leaves each task its own number of examples; `prefix` takes the first ones of the split for all documents, so that
     all prompts begin alike and the beginning is computed once. `limit` is a random subset of each task's documents, drawn by
-    `seeds.subset`. A record holds `shard` documents, or fewer long ones. `noise_floor` scores the
-    full cache a second time, in rows of another size: what differs then differs by rounding alone. `margin` is the loss that still
-    counts as none, in percentage points.
+    `seeds.subset`. Prompts over `prefill_chunk` tokens are taken in in chunks. `offload` keeps entries in host memory. A record holds
+    `shard` documents, or fewer long ones.
+    `noise_floor` scores the full cache a second time, in rows of another size: what differs then differs by rounding alone. `margin`
+    is the loss that still counts as none, in percentage points.
     """
 
     title: Line
@@ -186,7 +188,8 @@ class Plan(Part):
     overlength: Literal["error", "skip", "truncate"] = "error"
     attn: Literal["sdpa", "flash", "eager"] = "sdpa"
     row_tokens: Positive = 1024
-    block_tokens: Positive = 4096
+    prefill_chunk: Positive = 4096
+    offload: bool | Literal["auto"] = "auto"
     shard: Positive = 32
     noise_floor: bool = False
     margin: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0

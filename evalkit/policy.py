@@ -11,10 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from .budget import WHOLE, Budget
-from .cache import NOTHING, LayerCache, Marks
+from .cache import LayerCache
 from .entries import Holding
 from .errors import UsageError, nearest
 from .layer import Head, exact
+from .marks import NOTHING, Marks
 from .masks import highest as top
 
 Natural = Annotated[int, Field(ge=0)]  # the knobs' types: 0, 1, 2, ...
@@ -23,6 +24,7 @@ Share = Annotated[float, Field(gt=0, le=1)]  # above 0, at most 1
 Presets = Mapping[str, Mapping[str, Any]]
 
 PROTOCOLS = ("prompt", "stream")
+QUESTIONS = ("read", "observe", "write", "evict", "place", "within")
 
 
 class Model(Protocol):
@@ -48,6 +50,11 @@ class Policy:
     needs: ClassVar[frozenset[str]] = frozenset()  # guess · rope · prepare · whole_prompt · same_length
     host: ClassVar[bool] = False  # entries live in host memory and are fetched when read
     at_once: ClassVar[bool] = False  # `read` takes many queries at once: entries alone decide, not what other queries read
+    answers: ClassVar[bool] = False  # whether it answers any question itself: found once for a class, as it is asked in every layer
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls.answers = any(getattr(cls, name) is not getattr(Policy, name) for name in QUESTIONS)
 
     def prepare(self, model: Model) -> list[Mapping[str, Tensor]]:
         """Learn about each layer of a model, once; a cache carries its layer's part as `cache.prepared`."""
@@ -56,6 +63,7 @@ class Policy:
     def read(self, cache: LayerCache, query: Tensor) -> Tensor | None:
         """Return which held slots each query may read, [B, H, 1 or G, T, S]; None: all. Asked before the new tokens are there.
 
+        A policy that needs "guess" goes by `cache.guess` alone: it may be asked, and what it reads fetched, before the layer begins.
         There is one query a sequence, T = 1, unless the policy declares `at_once`. `cache.open()` says what may be chosen from.
         """
         return None
@@ -87,7 +95,7 @@ class Policy:
     @property
     def passive(self) -> bool:
         """Whether nothing is ever asked of this policy."""
-        return not any(self.overrides(name) for name in ("read", "observe", "write", "evict", "place", "within"))
+        return not self.answers
 
     @property
     def lossless(self) -> bool:

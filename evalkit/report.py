@@ -59,7 +59,7 @@ def report(run: Run) -> Report:
         reference=shown["reference"],
         incomplete=[str(name) for name in run.missing],
         groups=groups,
-        aside={name: manifest.get(name) for name in sorted(ASIDE - {"shown"})}
+        aside={name: manifest.get(name) for name in sorted(ASIDE - {"shown", "paged"})}
         | {"seconds": run.seconds, "computed_tokens": run.tokens},
     )
 
@@ -125,7 +125,20 @@ class _Group:
             "n": task.documents,
             "metrics": list(task.metrics),
             **{name: costs[name] for name in ("truncated", "skipped")},
+            "paged": self._paged(task),
         }
+
+    def _paged(self, task: Task) -> Entry | None:
+        """What all prompts take at once in blocks, and what each cell held of them; None for runs that did not count it.
+
+        Left out are cells that hold something else than the prompts, such as simulations of prompts with their answers.
+        """
+        stored = self.run.store.manifest.get("paged", {}).get(self.full.model, {}).get(task.name)
+        if stored is None:
+            return None
+        costs = {cell.label: self._answers(cell, task).costs for cell in (self.full, *self.others)}
+        same = {label: cost["bytes"] for label, cost in costs.items() if cost["dense_bytes"] == stored["stored_bytes"]}
+        return {**stored, "held": same}
 
     def _answers(self, cell: Cell, task: Task) -> Answers:
         return self.run.answers[cell.key, task.name]

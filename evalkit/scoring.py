@@ -13,10 +13,11 @@ from torch import Tensor
 from . import attention
 from .documents import Asked, Document
 from .engine import Runner
+from .errors import UsageError
 from .memory import Branch, Cell, Grants, State
 from .packing import Branches, Packing, kin
 from .policy import Budget, Policy
-from .shares import QUANTITIES
+from .shares import FETCHED, FETCHED_BYTES, QUANTITIES
 
 LEAST_PREFIX = 128  # tokens: a shorter beginning is as soon computed in every row
 MANY = 4  # with many cells rows grow up to so many times: what steps token by token then steps together
@@ -50,8 +51,11 @@ class Scoring:
     prefix: int = 0  # tokens that all prompts begin with, to be taken in once
 
     def __post_init__(self) -> None:
+        self.refuse_chunks()
         looked_at = max((cell.policy.observed for cell in self.cells), default=0)  # together, so in the document's own part
         self.prefix = self.prefix - looked_at if self.prefix - looked_at >= LEAST_PREFIX else 0
+        if any(self.engine.fetches(cell.policy) for cell in self.cells):  # any cell may stand in for it where both read everything
+            self.cells = [replace(cell, fetching=True) for cell in self.cells]
         self.work: list[list[Asked]] = []
         self.where: list[list[Asked]] = []  # for every document and cell, under which equal cell it is scored
         slots = 0
@@ -70,9 +74,18 @@ class Scoring:
         self.logprobs = torch.zeros(slots, dtype=torch.float64, device=self.engine.device)
         self.misses = torch.zeros(slots, dtype=torch.long, device=self.engine.device)
 
+    def refuse_chunks(self) -> None:
+        """Raise UsageError where a policy that must see prompts and answers in one pass would get them in chunks."""
+        longest, chunk = max((len(document.taken) for document in self.documents), default=0), self.engine.prefill_chunk
+        for policy in (cell.policy for cell in self.cells if longest > chunk and "whole_answer" in cell.policy.needs):
+            raise UsageError(
+                f"prefill_chunk={chunk} is below a prompt of {longest} tokens, which {type(policy).__name__} at these settings takes in "
+                f"in one pass with its answer: give prefill_chunk={longest} or more, or another preset"
+            )
+
     def identity(self, policy: Policy, document: Document) -> object:
         """What must agree for two cells to compute the same: everything but the budget, and what the budget grants."""
-        if policy.passive or (policy.lossless and not policy.host):  # what is fetched from the host is counted, even if it is all
+        if policy.passive or policy.lossless:
             return None
         if "whole_answer" in policy.needs:  # its budget is a share of each answer's whole sequence
             return policy
@@ -131,7 +144,7 @@ class Scoring:
             for one in asked:
                 if self.streams(one.cell.policy):
                     streamed[kin(one.cell.policy)].append(one)
-            if len(asked[0].document.taken) - self.prefix > self.engine.block_tokens and inside and not rotating:
+            if len(asked[0].document.taken) - self.prefix > self.engine.prefill_chunk and inside and not rotating:
                 branches += self.taken_before(inside)
             elif inside:
                 whole.append(inside)
@@ -145,7 +158,7 @@ class Scoring:
         packing.answers(branches)
         for same in streamed.values():
             packing.answers(packing.streams(same), stream=True)
-        self.settle(packing, self.engine.run(packing, [one.cell for asked in batch for one in asked]))
+        self.settle(packing, self.engine.run(packing))
 
     def taken_before(self, asked: Sequence[Asked]) -> Branches:
         """Take in a long prompt in blocks, in rows of its own."""
@@ -172,7 +185,9 @@ class Scoring:
         for turn, cell in enumerate(self.cells):
             where = [row[turn] for row in self.where]
             scores = [[Score(logprobs[slot], not misses[slot]) for slot in asked.slots] for asked in where]
-            results.append(CellScores(cell.policy, scores, totals[:, [asked.number for asked in where]]))
+            counted = totals[:, [asked.number for asked in where]]
+            counted[[FETCHED, FETCHED_BYTES]] *= self.engine.fetches(cell.policy)
+            results.append(CellScores(cell.policy, scores, counted))
         return results
 
 

@@ -78,6 +78,8 @@ def _group(report: Report, group: Entry) -> Iterator[Section]:
     yield _grid("mean", group, lambda cell: _accuracy(cell["mean"], cell), [f"Unweighted mean of {names}."])
     note = "Shares of what the full cache would hold and read, whole model, mean of the tasks."
     yield _grid("held / read", group, lambda cell: Word(f"{share(cell['held'])} / {share(cell['read'])}"), [note])
+    if counted := [task for task in group["tasks"] if task["paged"]]:
+        yield _paged(group, counted)
     if report.reference:
         yield _published(report.reference, group)
 
@@ -91,6 +93,25 @@ def _grid(title: str, group: Entry, word: Callable[[Entry], Word], lines: Sequen
         for policy in dict.fromkeys(policy for policy, _ in cells)
     ]
     return Section(title, 3, ["policy", *(spaced(budget) for budget in budgets)], table, lines)
+
+
+def _paged(group: Entry, tasks: Sequence[Entry]) -> Section:
+    """The full cache of all prompts in one piece, in blocks and in shared blocks, beside what the cells hold of them."""
+    stored = {task["name"]: task["paged"] for task in tasks}
+    block = tasks[0]["paged"]["block"]
+    ways = {f"full, in blocks of {block}": "paged_bytes", f"full, in shared blocks of {block}": "shared_bytes"}
+    lines = {way: {name: one[what] for name, one in stored.items()} for way, what in ways.items()}
+    labels = [cell["label"] for cell in group["cells"] if not cell["full"]]
+    lines |= {label: {name: one["held"].get(label) for name, one in stored.items()} for label in labels}
+    whole = {name: one["stored_bytes"] for name, one in stored.items()}
+    table = [[Word("full, in one piece"), *(Word(f"{size:,} B") for size in whole.values())]]
+    for line, sizes in lines.items():
+        table.append([Word(line), *(Word(of_whole(size, whole[name])) for name, size in sizes.items())])
+    note = (
+        "What all prompts of a task would take at once, of the full cache in one piece, at 2 bytes a number. The last block of each "
+        "prompt stands empty in part; full blocks of prompts that begin alike are shared."
+    )
+    return Section("memory", 3, ["cache", *stored], table, [note])
 
 
 def _on_task(task: str, cell: Entry) -> Word:
@@ -209,6 +230,11 @@ def points(difference: float) -> str:
 def share(value: float | None) -> str:
     """A share in percent."""
     return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def of_whole(size: float | None, whole: float) -> str:
+    """A size in percent of the whole, to a tenth."""
+    return "-" if size is None or not whole else f"{100 * size / whole:.1f} %"
 
 
 def spaced(budget: str) -> str:

@@ -76,6 +76,7 @@ class Session:
     rotation: int = 0  # the regime that what is held was rotated under
     # The last token taken in while generating, and what was held before it.
     said: tuple[int, Mapping[int, LayerCache]] | None = None
+    fed: float | None = None  # the seconds that taking in the last message took, until a token is said after it
 
     @property
     def caches(self) -> list[LayerCache]:
@@ -88,6 +89,12 @@ class Session:
 
     def feed(self, tokens: Sequence[int], *, decoded: bool = False) -> None:
         """Take in a prompt or a message, or a reply as if it had been `decoded`; the policy acts at its end, the newest token waits."""
+        start = self.engine.counters.now()
+        self.take_in(tokens, decoded=decoded)
+        self.fed = self.engine.counters.fed(start, decoded=decoded)
+
+    def take_in(self, tokens: Sequence[int], *, decoded: bool = False) -> None:
+        """Do what `feed` does; the seconds are for others to count."""
         packing = Packing()
         if not self.long(tokens, decoded=decoded):
             self.pack(packing, tokens, decoded=decoded)
@@ -102,7 +109,7 @@ class Session:
     def run(self, packing: Packing) -> None:
         """Run a row that this session's tokens were packed into."""
         if packing.jobs:
-            self.engine.run(packing, [self.cell], self.seen + 1)
+            self.engine.run(packing, self.seen + 1)
 
     def whole(self, *, decoded: bool) -> bool:
         """Whether a message is attended to whole: the policy has no say in it until its end."""
@@ -169,7 +176,7 @@ class Session:
         """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s."""
         packing = Packing()
         self.wave(packing, tokens, basis, completes)
-        return self.engine.run(packing, [self.cell], length)
+        return self.engine.run(packing, length)
 
     def wave(self, packing: Packing, tokens: Sequence[int], basis: int | None, completes: int, *, answers: bool = False) -> None:
         """Put tokens into a row that go in one by one under the policy.
@@ -218,7 +225,7 @@ class Session:
             )
         else:
             packing.answers(packing.prompts([asked]), stream=self.protocol == "stream")
-        scoring.settle(packing, self.engine.run(packing, [self.cell]))
+        scoring.settle(packing, self.engine.run(packing))
         return scoring
 
     def generate(self, limit: int, stop: Callable[[list[int]], bool], choose: Callable[[Tensor], int] | None = None) -> list[int]:
@@ -228,11 +235,12 @@ class Session:
         """
         said: list[int] = []
         while len(said) < limit:
-            packing = Packing()
+            packing, start = Packing(), self.engine.counters.now()
             self.pack_step(packing)
-            logits = self.engine.run(packing, [self.cell])
+            logits = self.engine.run(packing)
             token = int(logits[-1].argmax()) if choose is None else choose(logits[-1])
-            self.waiting = (token,)
+            self.engine.counters.said(start, [self.fed])
+            self.waiting, self.fed = (token,), None
             said.append(token)
             if stop(said):
                 break

@@ -30,6 +30,9 @@ REFUSED = {
 }
 
 
+Offload = bool | Literal["auto"]  # whether entries live in host memory; auto: where the policy says so
+
+
 class Settings(BaseModel):
     """evalkit's own model arguments."""
 
@@ -39,7 +42,8 @@ class Settings(BaseModel):
     attn: Literal["sdpa", "flash", "eager"] = "sdpa"
     overlength: Literal["error", "skip", "truncate"] = "error"
     row_tokens: Positive = 1024
-    block_tokens: Positive = 4096
+    prefill_chunk: Positive = 4096
+    offload: Offload = "auto"
 
 
 def part(name: str, given: Mapping[str, Any], passed: Iterable[str]) -> tuple[Settings, Policy, dict[str, Any]]:
@@ -57,7 +61,17 @@ def part(name: str, given: Mapping[str, Any], passed: Iterable[str]) -> tuple[Se
     policy = build(name, **{argument: value for argument, value in given.items() if argument in knobs})
     settings = _settings({argument: value for argument, value in given.items() if argument in own and argument not in knobs})
     policy.check(settings.protocol)
+    refuse_offload(policy, settings.offload)
     return settings, policy, {argument: value for argument, value in given.items() if argument not in own | knobs}
+
+
+def refuse_offload(policy: Policy, offload: Offload) -> None:
+    """Raise UsageError for a policy whose entries cannot live in host memory and are asked to."""
+    if offload is True and policy.overrides("write"):
+        raise UsageError(
+            f"offload=true: {type(policy).__name__} stores entries in a form of its own, which stays on the device: "
+            "give offload=auto or offload=false"
+        )
 
 
 def _allowed(name: str, knobs: set[str], own: set[str]) -> str:

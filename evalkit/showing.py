@@ -1,4 +1,4 @@
-"""Shows a run, of a sweep or of retention: prints it, writes a folder of tables and plots, and a page. Knows no number of it."""
+"""Shows a run, of a sweep, of retention or of perf: prints it, writes a folder of tables and plots, and a page. Knows no number of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from . import report as reports
 from . import sections
 from .errors import UsageError
 from .formats import chosen
+from .perf import report as measured
+from .perf import sections as timed
 from .retention import sections as recalled
 from .retention.report import Report, opened
 from .runs import Run
@@ -24,6 +26,8 @@ def show(run: Path, kind: str, out: Path | None, html: Path | None, show_text: b
     chosen(kind)
     if show_text and html is None:
         raise UsageError("--show-text says what a page shows: give --html FILE too, or leave it out")
+    if (found := measured.opened(run)) is not None:
+        return _measured(found, kind, out, refuse_page=html is not None)
     report = opened(run)
     if show_text and report is None:
         raise UsageError(
@@ -51,6 +55,17 @@ def _swept(run: Run, kind: str, out: Path | None, html: Path | None) -> Iterator
 
         write(html, page(run, report.as_dict()))
         yield html
+
+
+def _measured(report: measured.Report, kind: str, out: Path | None, *, refuse_page: bool) -> Iterator[Path]:
+    if refuse_page:
+        raise UsageError("--html is for sweeps and retention runs, and this is a perf run: give --out DIR for its tables and plots")
+    told = timed.told(report)
+    told.put(kind)
+    if out:
+        from .perf import plots
+
+        yield from (*told.save(out), *plots.save(told.value, out))
 
 
 def _retained(report: Report, kind: str, out: Path | None, html: Path | None, show_text: bool) -> Iterator[Path]:

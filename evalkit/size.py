@@ -13,7 +13,7 @@ from . import attention, fetch
 from .budget import Budget
 from .entries import ELEMENT_BYTES
 from .errors import UsageError, nearest
-from .formats import Section, Told, Word
+from .formats import Section, Told, Word, amount
 from .layer import Head
 from .model import configured
 from .paged import BLOCK, slack
@@ -95,12 +95,12 @@ def asked(model: str | None, load: Load, policies: str, budgets: str, *, by_laye
     return told(name, shape(name), load, found, refused, by_layer=by_layer)
 
 
-def tokens(text: str) -> int:
-    """Read a number of tokens: 4096, 32k or 1m. Raises UsageError for what is none."""
+def tokens(text: str, name: str = "context") -> int:
+    """Read a number such as 4096, 32k or 1m, given as `name`. Raises UsageError for what is none."""
     match = re.fullmatch(r"(\d{1,12})|(\d{1,6}(?:\.\d+)?)([km])", text.strip().lower())
     count = (int(match[1]) if match[1] else int(float(match[2]) * KILO ** ("km".index(match[3]) + 1))) if match else 0
     if count < 1:
-        raise UsageError(f"context={text} is not allowed: give a number of tokens such as 4096 or 32k (k is {KILO})")
+        raise UsageError(f"{name}={text} is not allowed: give a number of tokens such as 4096 or 32k (k is {KILO})")
     return count
 
 
@@ -205,6 +205,14 @@ def split(parts: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
         yield Section(f"{policy} at {budget}, layer by layer", 3, ["layer", *HEADER[1:]], table)
 
 
+def token_bytes(layers: Shape, element: int = ELEMENT_BYTES) -> dict[int | None, int]:
+    """Return the bytes of a token in all layers with a sliding window of so many tokens, and in those without (None)."""
+    found: dict[int | None, int] = {}
+    for head, count in layers:
+        found[head.layer.window] = found.get(head.layer.window, 0) + count * head.size * element
+    return found
+
+
 def described(layers: Shape, load: Load) -> dict[str, Any]:
     """Return in figures what is to be held, and what a device loses to the full cache's blocks."""
     many = [load.batch * load.heads(count) * head.size * load.element for head, count in layers]  # bytes of a slot in all sequences
@@ -215,7 +223,7 @@ def described(layers: Shape, load: Load) -> dict[str, Any]:
         "element_bytes": load.element,
         "tensor_parallel": load.devices,
         "replicas": max(max(1, load.devices // count) for _, count in layers),
-        "token_bytes": sum(count * head.size for head, count in layers) * load.element,
+        "token_bytes": sum(token_bytes(layers, load.element).values()),
         "block": load.block,
         "block_waste_average_bytes": round(sum(mean * slot for (mean, _), slot in zip(empty, many, strict=True))),
         "block_waste_worst_bytes": sum(most * slot for (_, most), slot in zip(empty, many, strict=True)),
@@ -240,11 +248,3 @@ def sentences(layers: Shape, load: Load, about: Mapping[str, Any]) -> Iterator[s
         yield f"In blocks of {load.block} tokens the full cache takes {average} more on average over lengths, at worst {worst}."
     yield "Metadata: scores, page bounds, partial keys, scales and least numbers."
     yield "Fetched: what a layer brings from host memory at once, at most; twice that where the next layer's is on its way meanwhile."
-
-
-def amount(count: int) -> str:
-    """Say a number of bytes in four figures."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= KILO**power:
-            return f"{count / KILO**power:.4g} {unit}"
-    return f"{count} B" if count else "-"

@@ -101,11 +101,11 @@ _scorer: Make  # of a worker process
 def _start(make: Make, threads: int) -> None:
     global _scorer
     _limit(threads)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=end_with_parent, daemon=True).start()
     _scorer = cache(make)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A sweep that is killed outright cannot end its workers, which would keep their models in memory."""
     if parent := multiprocessing.parent_process():
         parent.join()

@@ -27,7 +27,7 @@ from .errors import UsageError
 Run = TypeVar("Run")
 
 SCHEMA = 1  # of everything in the folder; another one is refused
-ASIDE = frozenset({"created", "machine", "command", "shown"})  # what a manifest says beside the run's identity
+ASIDE = frozenset({"created", "machine", "command", "shown", "paged"})  # what a manifest says beside the run's identity
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def worker(choice: ModelChoice, plan: Plan) -> Callable[[], Any]:
     """Return what makes the scorer of one of a plan's models."""
     from .harness.worker import Worker
 
-    settings = {"overlength": plan.overlength, "attn": plan.attn, "block_tokens": plan.block_tokens}
+    settings = {"overlength": plan.overlength, "attn": plan.attn, "prefill_chunk": plan.prefill_chunk, "offload": plan.offload}
     return partial(Worker, choice.name, choice.args, settings)
 
 

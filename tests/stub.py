@@ -62,7 +62,7 @@ class Stub:
 
     def encoded(self, items: Sequence[tasks.Item]) -> Encoded:
         pairs = [tuple((tuple(a.encode()), tuple(b.encode())) for a, b in item.requests) for item in items]
-        return Encoded([Ready(item.doc_id, found) for item, found in zip(items, pairs, strict=True)], 0, 0)
+        return Encoded([Ready(item.doc_id, found) for item, found in zip(items, pairs, strict=True)], 0, 0, {None: 64})
 
     def score(self, pack: Pack) -> Scored:
         start = time.perf_counter()

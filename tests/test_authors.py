@@ -13,9 +13,10 @@ from evalkit.counters import Counters
 from evalkit.decoding import Wave
 from evalkit.kernels import rotated
 from evalkit.layer import Layer
-from evalkit.memory import Block, Branch, Cell, Grants, Row, State
+from evalkit.memory import Block, Branch, Cell, Grants, State
 from evalkit.policies import build, find
 from evalkit.policy import Budget, Policy, last, top
+from evalkit.row import Row
 from tests.authors.recording.tensors import drawn
 from tests.references import h2o, snapkv, streaming_llm, tova
 

@@ -24,9 +24,9 @@ def run(code: str, *options: str, **variables: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, text=True, capture_output=True)
 
 
-def test_the_models_are_kv_and_one_for_each_policy_file() -> None:
+def test_the_models_are_kv_one_for_each_policy_file_and_vllms() -> None:
     files = {path.stem for path in (ROOT / "evalkit" / "policies").glob("*.py") if not path.stem.startswith("_")}
-    assert set(hook.models()) == {"kv"} | {f"kv_{name}" for name in files}
+    assert set(hook.models()) == {"kv", "kv_vllm"} | {f"kv_{name}" for name in files}
     assert hook.models()["kv_h2o"] == "evalkit.harness:kv_h2o"
 
 

@@ -20,7 +20,7 @@ def share(tally, part, whole):
 
 @pytest.mark.parametrize("order", [("h2o", "full"), ("full", "h2o")])
 def test_a_long_prompts_bytes_are_each_cells_own(order):
-    engine = Engine(tiny(), block_tokens=16)
+    engine = Engine(tiny(), prefill_chunk=16)
     cells = engine.score(
         [Document(tokens(70), (tokens(2, 1),))], [build(name, "100%" if name == "full" else "50%") for name in order]
     )

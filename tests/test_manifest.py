@@ -28,7 +28,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "overlength": {"overlength": "skip"},
     "attn": {"attn": "eager"},
     "row_tokens": {"row_tokens": 2048},
-    "block_tokens": {"block_tokens": 2048},
+    "prefill_chunk": {"prefill_chunk": 2048},
+    "offload": {"offload": False},
     "shard": {"shard": 3},
     "title": {"title": "Another"},
     "margin": {"margin": 2},
@@ -63,7 +64,7 @@ def test_what_tasks_ask_and_expect_changes_every_key():
 
 
 def test_every_setting_is_in_the_plan_or_said_by_the_worker():
-    assert set(Settings.model_fields) == {"protocol", "attn", "overlength", "row_tokens", "block_tokens"}
+    assert set(Settings.model_fields) == {"protocol", "attn", "overlength", "row_tokens", "prefill_chunk", "offload"}
     assert set(Settings.model_fields) - {"protocol"} <= DECISIVE
     assert "protocols" in DECISIVE
 

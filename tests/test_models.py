@@ -70,8 +70,8 @@ def test_the_full_cache_scores_as_transformers_does(family: str, attn: str) -> N
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_documents_scored_alone_and_in_blocks_are_scored_as_transformers_does(family: str) -> None:
-    engine = Engine(model(family), row_tokens=1, block_tokens=7)
+def test_documents_scored_alone_and_in_chunks_are_scored_as_transformers_does(family: str) -> None:
+    engine = Engine(model(family), row_tokens=1, prefill_chunk=7)
     for document, wanted in zip(documents(), expected(family), strict=True):
         scored = engine.score([document], [build("full")])[0].scores[0]
         assert [one.logprob for one in scored] == pytest.approx(wanted, abs=1e-10)

@@ -98,10 +98,10 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
 
 def test_defaults_are_those_of_the_model_arguments():
     shared = Plan.model_fields.keys() & Settings.model_fields.keys()
-    assert shared == {"attn", "overlength", "row_tokens", "block_tokens"}
+    assert shared == {"attn", "overlength", "row_tokens", "prefill_chunk", "offload"}
     for name in shared:
         assert Plan.model_fields[name].default == Settings.model_fields[name].default
-    for name in ("attn", "overlength"):
+    for name in ("attn", "overlength", "offload"):
         assert Plan.model_fields[name].annotation == Settings.model_fields[name].annotation
 
 
@@ -259,7 +259,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "overlength": {"overlength": "skip"},
     "attn": {"attn": "eager"},
     "row_tokens": {"row_tokens": 2048},
-    "block_tokens": {"block_tokens": 2048},
+    "prefill_chunk": {"prefill_chunk": 2048},
+    "offload": {"offload": False},
     "shard": {"shard": 16},
     "noise_floor": {"noise_floor": True},
     "title": {"title": "Another"},

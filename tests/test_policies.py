@@ -210,7 +210,7 @@ BROKEN = [
     (ObservesItsBudget, contract.several_budgets_in_one_pass_equal_each_alone),
     (Turns, contract.positions_are_distinct_in_order_and_in_the_past),
     (ActsUnasked, contract.a_full_budget_is_the_full_cache),
-    (SeesOneBlock, contract.prompts_in_blocks_equal_prompts_in_one),
+    (SeesOneBlock, contract.prompts_in_chunks_equal_prompts_in_one),
     (Denies, contract.prompts_too_short_to_act_on_are_left_alone),
     (CountsSteps, contract.stream_equals_one_token_at_a_time),
     (Nameless, contract.the_policy_names_its_paper),

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from evalkit.documents import Document
-from evalkit.memory import Row
 from evalkit.model import tiny as tiny_llama
 from evalkit.policies import build
+from evalkit.row import Row
 from evalkit.session import Engine
 from tests import tiny
 from tests.references import h2o, knorm, snapkv, streaming_llm, tova

@@ -59,7 +59,7 @@ def done(asked, scorer, tmp_path_factory):
 
 def queries(folder):
     lines = [json.loads(line) for line in (folder / "queries.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "ttft", "tpot")} for line in lines]
 
 
 def test_every_cell_is_asked_after_every_turn_of_every_conversation(done):

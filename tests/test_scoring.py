@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evalkit import masks
+from evalkit import attention, masks
 from evalkit.documents import Document
 from evalkit.errors import UsageError
 from evalkit.model import tiny as llama
 from evalkit.policies import build, shipped
 from evalkit.policy import Budget
 from evalkit.session import Engine
-from evalkit.shares import BYTES, DENSE_BYTES, HELD, QUERIES, REACH, READ, SPAN
+from evalkit.shares import BYTES, DENSE_BYTES, FETCHED, FETCHED_BYTES, HELD, QUERIES, REACH, READ, SPAN
 from evalkit.trial import Trial
 from tests import tiny
 
@@ -70,6 +70,32 @@ def test_equal_cells_are_one():
     assert results[0].scores == results[1].scores == results[2].scores
     assert torch.equal(results[0].tally, results[1].tally)
     assert computed([document], [build("h2o", "30%"), build("h2o", 10)])[0] == 30 + 2 * 4
+
+
+@pytest.mark.parametrize("protocol", ["prompt", "stream"])
+def test_all_that_read_everything_are_one_and_only_what_lies_in_host_memory_is_fetched(protocol):
+    ready = engine(calibration=lambda: tokens(60))
+    whole = [build("h2o", "100%"), build("infinigen", "100%"), build("full")]
+    documents = [document for document in DOCUMENTS if len(document.prompt) > 1]
+    h2o, infinigen, full = ready.score(documents, whole, protocol)
+    assert h2o.scores == infinigen.scores == full.scores
+    alone = ready.score(documents, whole[1:2], protocol)[0]
+    for one, other in zip(infinigen.scores, alone.scores, strict=True):
+        assert logprobs(one) == pytest.approx(logprobs(other), abs=1e-9)
+    torch.testing.assert_close(infinigen.tally, alone.tally)
+    assert infinigen.tally[FETCHED].all() and infinigen.tally[FETCHED_BYTES].all()
+    assert not full.tally[[FETCHED, FETCHED_BYTES]].any() and not h2o.tally[[FETCHED, FETCHED_BYTES]].any()
+
+
+def test_only_tokens_that_a_guess_is_made_for_are_rehearsed(monkeypatch):
+    """Projections run again for the answer's tokens under the policy that guesses, and for no prompt and no other cell."""
+    rehearsed, at = [], attention._at
+    monkeypatch.setattr(attention, "_at", lambda given, places, count: rehearsed.append(len(places)) or at(given, places, count))
+    document, policies = Document(tokens(31), (tokens(4, 1),)), [build("infinigen", "30%"), build("h2o", "30%")]
+    both = engine(calibration=lambda: tokens(60)).score([document], policies)
+    assert set(rehearsed) == {4}
+    alone = engine(calibration=lambda: tokens(60)).score([document], policies[:1])
+    assert logprobs(both[0].scores[0]) == pytest.approx(logprobs(alone[0].scores[0]), abs=1e-9)
 
 
 def test_beginnings_of_prompts_and_answers_are_computed_once():
@@ -186,7 +212,7 @@ def test_a_beginning_that_all_prompts_share_is_taken_in_once_and_changes_nothing
     begin = (*tokens(100, 1), *tokens(60, 2))
     asked = [Document((*begin, *tokens(6 + i, 10 + i)), (tokens(3, 20 + i), tokens(1, 30 + i))) for i in range(5)]
     cells = [build("full"), Trial(lambda budget: build(name, budget)).small]
-    once, each = (engine(row_tokens=64, block_tokens=size, calibration=lambda: tokens(100, 9)) for size in (64, 4096))
+    once, each = (engine(row_tokens=64, prefill_chunk=size, calibration=lambda: tokens(100, 9)) for size in (64, 4096))
     together, apart = once.score(asked, cells), each.score(asked, cells, prefix=0)
     for one, other in zip(together, apart, strict=True):
         for (got, *_), (wanted, *_) in zip(one.scores, other.scores, strict=True):

@@ -195,9 +195,9 @@ def test_a_reply_is_taken_in_token_by_token():
 
 
 @pytest.mark.parametrize("name", ["full", "h2o", "snapkv", "streaming_llm", "tova", "quest"])
-def test_messages_in_blocks_leave_what_whole_ones_leave(name):
+def test_messages_in_chunks_leave_what_whole_ones_leave(name):
     knobs = {"window": 6} if name == "snapkv" else {}
-    whole, parted = (engine(block_tokens=size).open(build(name, "30%", **knobs)) for size in (4096, 8))
+    whole, parted = (engine(prefill_chunk=size).open(build(name, "30%", **knobs)) for size in (4096, 8))
     for session in (whole, parted):
         session.feed(tokens(50))
         session.generate(2, never)

@@ -84,7 +84,7 @@ def prefix_odds(model, policy, document):
     engine = Engine(model)
     cell, packing = engine.cell(policy), Packing()
     packing.simulated([Asked(0, document, cell, [0])])
-    logits = engine.run(packing, [cell])
+    logits = engine.run(packing)
     return float(logits[:2].log_softmax(-1)[range(2), packing.readout.targets[:2]].sum())
 
 

@@ -11,7 +11,7 @@ from .model import PolicyLM
 
 def __getattr__(name: str) -> type[PolicyLM]:
     """Make `kv` and `kv_<policy>`."""
-    if name not in hook.models():
+    if hook.models().get(name) != f"{__name__}:{name}":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     made = type(name, (PolicyLM,), {"POLICY": name.partition("_")[2] or None, "__module__": __name__, "__doc__": PolicyLM.__doc__})
     globals()[name] = made

@@ -55,7 +55,7 @@ def config(run: Run, cell: Cell) -> dict[str, Any]:
     (model,) = (model for model in manifest["models"] if model["name"] == cell.model)
     (choice,) = (choice for choice in manifest["plan"]["models"] if choice["name"] == cell.model)
     costs = {task.name: dict(run.answers[cell.key, task.name].costs) for task in run.tasks}
-    settings = {name: manifest["plan"][name] for name in ("attn", "overlength", "row_tokens", "block_tokens")}
+    settings = {name: manifest["plan"][name] for name in ("attn", "overlength", "row_tokens", "prefill_chunk", "offload")}
     asked = {"policy": cell.policy.partition("(")[0], "budget": cell.budget, "protocol": cell.protocol}
     return {
         "model": "kv",

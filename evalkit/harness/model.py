@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,18 +19,20 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .. import settings
+from .. import attention, settings
 from ..counters import Counters, Tally, peak_memory
 from ..documents import Document
-from ..errors import UsageError
+from ..errors import UsageError, say_errors_in_one_line
 from ..ledger import Record, refuse_idle
 from ..model import digest
+from ..paged import Stored
 from ..policies import names
 from ..requests import Request, admitted, by_task, check_start, gathered
 from ..rooms import room
 from ..sampling import sampler
 from ..scoring import Score
 from ..session import Engine
+from ..size import token_bytes
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
 
@@ -59,11 +60,13 @@ class PolicyLM(HFLM):
             raise UsageError("peft adapters that learn prompts are not supported: use one that changes weights, such as LoRA")
         self.batch_documents = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else None
         self.engine = Engine(
-            self._base(), self.settings.attn, self.settings.row_tokens, self.settings.block_tokens, self.batch_documents,
+            self._base(), self.settings.attn, self.settings.row_tokens, self.settings.prefill_chunk, self.batch_documents,
+            offload=self.settings.offload,
             calibration=lambda: self.tok_encode((room("tasks") / "calibration.txt").read_text(encoding="utf-8")),
         )  # fmt: skip
         self.explicit_bos = "add_bos_token" in passed
         self.records: dict[str, Record] = {}
+        self.stored: dict[str, Stored] = {}  # what prompts take in blocks, by task
 
     def load(self, pretrained: Any, passed: dict[str, Any]) -> None:
         """Let lm-eval load the model; say in one line why it cannot."""
@@ -89,6 +92,11 @@ class PolicyLM(HFLM):
     def _base(self) -> Any:
         """The transformers model under any adapter."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def token_bytes(self) -> dict[int | None, int]:
+        """What a token takes in the layers of each sliding window, and in those without, as `evalkit size` reckons it."""
+        return token_bytes(attention.shape(self.engine.model.config))
 
     # What lm-eval asks
 
@@ -140,6 +148,7 @@ class PolicyLM(HFLM):
                     bar.advance(bar_id)
                 if documents:
                     record.add(documents, torch.cat(tallies, 1))
+                    self.store(task, documents)
                     refuse_idle(self.policy, documents, torch.cat(tallies, 1))
         return texts
 
@@ -198,9 +207,15 @@ class PolicyLM(HFLM):
         with self.engine.counters.phase("total"):
             (cell,) = self.engine.score(documents, [self.policy], protocol, lambda done: bar.advance(bar_id, done))
         record.add(documents, cell.tally)
+        self.store(task, documents)
         record.spent(self.engine.counters)
         refuse_idle(self.policy, documents, cell.tally)
         return cell.scores
+
+    def store(self, task: str, documents: Sequence[Document]) -> None:
+        """Count what the prompts of documents take in blocks; texts that are scored as a whole have none."""
+        if prompts := [document.taken for document in documents if document.length is None]:
+            self.stored.setdefault(task, Stored(self.token_bytes)).add(prompts)
 
     def to_continue(self, number: int, request: Instance) -> Request:
         """Tokenise one context, with room for what may be said."""
@@ -258,6 +273,8 @@ class PolicyLM(HFLM):
             "model_digest": digest(self._base()),
             "memory": peak_memory(self.engine.device),
             "tasks": {task: record.as_dict() for task, record in self.records.items()},
+            "paged": {task: stored.as_dict() for task, stored in self.stored.items()},
+            **({"moved": self.engine.host.as_dict()} if self.engine.host.stored else {}),
         }
 
 
@@ -270,19 +287,3 @@ def progress(quiet: bool) -> Progress:
 def plain_hf(pretrained: str, **given: Any) -> HFLM:
     """Return lm-eval's own `hf` model, to compare with."""
     return HFLM(pretrained, **given)
-
-
-def say_errors_in_one_line() -> None:
-    """Let a user's error that ends a program, such as lm-eval's command, end it with the one line the user needs."""
-    if getattr(sys.excepthook, "evalkit", False):
-        return
-    before = sys.excepthook
-
-    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, UsageError):
-            print(f"evalkit: error: {error}", file=sys.stderr)
-        else:
-            before(kind, error, trace)
-
-    say.evalkit = True  # type: ignore[attr-defined]
-    sys.excepthook = say

@@ -35,11 +35,12 @@ class Ready:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A task's documents in a model's tokens, and how many of its requests were cut or left out for their length."""
+    """A task's documents in a model's tokens, how many of its requests were cut or left out for their length, and what tokens take."""
 
     documents: list[Ready]
     truncated: int
     skipped: int
+    token_bytes: Mapping[int | None, int]  # of all layers with a sliding window of so many tokens, and of those without
 
     @property
     def prefix(self) -> int:
@@ -90,7 +91,7 @@ class Worker:
     """A model at work on packs."""
 
     def __init__(self, name: str, args: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        """Load the model called `name` with lm-eval's `args`; `settings` are evalkit's own: overlength, attn, block_tokens."""
+        """Load the model called `name` with lm-eval's `args`; `settings` are evalkit's own: overlength, attn, prefill_chunk, offload."""
         self.lm = PolicyLM(name, policy="full", **args, **settings)
 
     def described(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Worker:
             number += len(own)
             if pairs := tuple((request.prompt, request.answer) for request in own if request is not None):
                 documents.append(Ready(item.doc_id, pairs))
-        return Encoded(documents, record.truncated, record.skipped)
+        return Encoded(documents, record.truncated, record.skipped, self.lm.token_bytes)
 
     def score(self, pack: Pack) -> Scored:
         """Score a pack's documents under all its cells, each prompt taken in once for those that share rows of one size."""

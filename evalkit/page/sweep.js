@@ -339,6 +339,36 @@ function labels(front, place) {
   });
 }
 
+// Memory: the full cache in blocks, beside what the cells hold
+
+function drawMemory() {
+  const counted = state.group.tasks.filter((task) => task.paged && !state.hidden.tasks.has(task.name));
+  at("memory-table").hidden = !counted.length;
+  if (!counted.length) {
+    put("blocks", "Not counted in this run.");
+    return;
+  }
+  const { block } = counted[0].paged;
+  put(
+    "blocks",
+    "Percent of the full cache in one piece. The last block of each prompt stands empty in part; ",
+    "full blocks of prompts that begin alike are shared.",
+  );
+  const line = (name, words) => el("tr", {}, el("th", { scope: "row" }, name), words.map((word) => el("td", {}, word)));
+  const whole = ({ stored_bytes }, size) => percent(stored_bytes && known(size) ? size / stored_bytes : null);
+  const share = (of) => counted.map(({ paged }) => whole(paged, of(paged)));
+  const mebi = ({ paged }) => `${(paged.stored_bytes / 2 ** 20).toFixed(1)}\u00a0MiB`;
+  const rows = [
+    line("full, in one piece", counted.map(mebi)),
+    line(`full, in blocks of ${block}`, share((paged) => paged.paged_bytes)),
+    line(`full, in shared blocks of ${block}`, share((paged) => paged.shared_bytes)),
+    ...shownCells()
+      .filter((cell) => !cell.full)
+      .map((cell) => line(cell.label, share((paged) => paged.held[cell.label]))),
+  ];
+  put("memory-table", table(["Cache", ...counted.map((task) => task.name)].map(th), rows));
+}
+
 // Limits: subsets, chance, what could be seen at all
 
 function drawLimits() {
@@ -494,7 +524,7 @@ function drawHead() {
 }
 
 function draw() {
-  for (const part of [drawKnees, drawTable, drawLines, drawLimits, drawPublished, drawFound]) part();
+  for (const part of [drawKnees, drawTable, drawLines, drawMemory, drawLimits, drawPublished, drawFound]) part();
   put("panels", ["mean", ...shownTasks()].map(drawPanel));
   const costs = Object.entries(COSTS).filter(([, cost]) => state.group.cells.some((cell) => cost.of(cell) > 0));
   put("front-panels", costs.map(drawFront));

@@ -173,6 +173,10 @@ class Packed(Entries):
     def size(self) -> int:
         return self.parts[0].keys.shape[3] + self.parts[0].values.shape[3]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].keys.dtype
+
     def dense(self) -> tuple[Tensor, Tensor]:
         pairs = [part.dense() for part in self.parts]
         if len(pairs) == 1 and self.parts[0].slots == self.slots:

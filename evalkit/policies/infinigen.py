@@ -87,7 +87,7 @@ class InfiniGen(Policy):
         if cache.layer.index < self.dense_layers:
             return cache
         old = cache.slots - cache.fresh
-        partial = torch.matmul(cache.entries.dense()[0][:, :, old:], _partial(cache))
+        partial = torch.matmul(cache.entries.newest(cache.fresh)[0], _partial(cache))
         known = cache.marks.get("partial")
         return cache.mark("partial", partial if known is None else torch.cat([known[:, :, :old], partial], dim=2))
 
@@ -132,4 +132,4 @@ def skewing(queries: Tensor) -> Tensor:
 
 def _partial(cache: LayerCache) -> Tensor:
     """[H, D, R] what was prepared for the layer, as its keys are."""
-    return cache.prepared["partial"].to(cache.entries.dense()[0])
+    return cache.prepared["partial"].to(cache.seen.device, cache.entries.dtype)

@@ -78,7 +78,7 @@ class Quest(Policy):
         """Widen the pages' bounds, [B, H, P, 2 D], by the keys that are new."""
         if cache.layer.index < self.dense_layers:
             return cache
-        keys = _signed(cache.entries.dense()[0][:, :, cache.slots - cache.fresh :])
+        keys = _signed(cache.entries.newest(cache.fresh)[0])
         known = cache.notes.get("bounds", keys[:, :, :0])
         places = max(self.places(cache.slots, cache.layer.window), known.shape[2])
         before, after = self.numbers(cache.seen - cache.fresh, places), self.numbers(cache.seen, places)

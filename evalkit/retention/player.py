@@ -39,7 +39,7 @@ class Player:
 
     def __init__(self, protocol: Protocol) -> None:
         args = {} if protocol.dtype is None else {"dtype": protocol.dtype}
-        self.protocol, self.worker = protocol, Worker(named(protocol), args, {})
+        self.protocol, self.worker = protocol, Worker(named(protocol), args, {"prefill_chunk": protocol.prefill_chunk})
         self.chat = Chat.of(self.worker.lm.tokenizer, protocol.system)
 
     def described(self) -> dict[str, Any]:

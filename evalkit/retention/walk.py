@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from ..cache import LayerCache
-from ..counters import Tally
+from ..counters import Counters, Tally
 from ..documents import Document
+from ..group import Group
 from ..ledger import refuse_broken
 from ..policy import Policy
 from ..session import Engine, Session
 from ..shares import QUANTITIES
 from .chat import Chat, Tokens
-from .group import Group
 from .protocol import Protocol
 from .scores import judged, rank
 from .scripts import Script, Spoken, spoken
@@ -109,6 +109,7 @@ class Walk:
 
     def ask(self, talks: Sequence[Talk], turn: int) -> None:
         """Ask for the fact on a fork of each conversation."""
+        counters = self.engine.counters = Counters()
         start, forks = time.perf_counter(), [self.fork(talk.session) for talk in talks]
         places = [talk.place + talk.open * len(self.chat.closing) for talk in talks]
         group = Group(self.engine, forks)
@@ -130,6 +131,8 @@ class Walk:
                 **survived[i],
                 "tally": [round(value, 3) for value in tally.totals()[:, 0].tolist()],
                 "seconds": round(seconds, 4),
+                "ttft": round(counters.firsts[i], 5),
+                "tpot": round(sum(counters.steps) / len(counters.steps), 5) if counters.steps else None,
             }
             talk.queries.append(query)
 

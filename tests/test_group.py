@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from evalkit.group import Group
 from evalkit.model import tiny as llama
 from evalkit.policies import build
-from evalkit.retention.group import Group
 from evalkit.session import Engine
 from tests import tiny
 from tests.test_session import never, same, tokens
@@ -97,7 +97,7 @@ def test_models_whose_rotation_hangs_on_the_length_go_one_by_one():
 
 
 def test_a_message_longer_than_a_block_arrives_in_several_rows():
-    shared = Engine(MODEL, block_tokens=8)
+    shared = Engine(MODEL, prefill_chunk=8)
     together = Group(shared, [shared.open(policy("h2o")) for _ in range(2)])
     together.feed([tokens(30), tokens(5, 1)])
     together.feed([tokens(3, 2), tokens(21, 3)])

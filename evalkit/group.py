@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..attention import follows_length
-from ..cache import LayerCache
-from ..decoding import Wave
-from ..documents import Document
-from ..engine import Runner
-from ..memory import Branch, Cell, Grants, State
-from ..packing import Packing
-from ..policy import Policy
-from ..scoring import Score, Scoring
-from ..session import Session
+from .attention import follows_length
+from .cache import LayerCache
+from .decoding import Wave
+from .documents import Document
+from .engine import Runner
+from .memory import Branch, Cell, Grants, State
+from .packing import Packing
+from .policy import Policy
+from .scoring import Score, Scoring
+from .session import Session
 
 Tokens = Sequence[int]
 
@@ -34,13 +34,21 @@ class Group:
 
     def feed(self, messages: Sequence[Tokens], *, decoded: bool = False) -> None:
         """Take in a message for each session, as `Session.feed` does."""
+        start = self.engine.counters.now()
+        self.take_in(messages, decoded=decoded)
+        seconds = self.engine.counters.fed(start, decoded=decoded)
+        for session in self.sessions:
+            session.fed = seconds
+
+    def take_in(self, messages: Sequence[Tokens], *, decoded: bool) -> None:
+        """Do what `feed` does; the seconds are for others to count."""
         packing, told = Packing(), list(zip(self.sessions, messages, strict=True))
         if decoded and self.in_step(messages):
             self.replay(told)
             return
         for session, tokens in told:
             if self.alone or session.long(tokens, decoded=decoded):
-                session.feed(tokens, decoded=decoded)
+                session.take_in(tokens, decoded=decoded)
             else:
                 session.pack(packing, tokens, decoded=decoded)
         if packing.jobs:
@@ -92,7 +100,7 @@ class Group:
 
     def run(self, packing: Packing) -> Tensor:
         """Run a row; return the logits [W, V] at its readout's places."""
-        return self.engine.run(packing, [self.cell])
+        return self.engine.run(packing)
 
     def generate(self, limit: int, stop: Callable[[list[int]], bool]) -> list[list[int]]:
         """Let every session say up to `limit` tokens greedily, each until `stop` of what it said; the last one said waits."""
@@ -101,13 +109,14 @@ class Group:
         said: list[list[int]] = [[] for _ in self.sessions]
         going = list(range(len(said)))
         while going and len(said[going[0]]) < limit:
-            packing = Packing()
+            packing, start = Packing(), self.engine.counters.now()
             for place in going:
                 self.sessions[place].pack_step(packing)
                 packing.readout.add(len(packing.tokens) - 1, 0, 0)
             likeliest = self.run(packing).argmax(-1).tolist()
+            self.engine.counters.said(start, [self.sessions[place].fed for place in going])
             for place, token in zip(going, likeliest, strict=True):
-                self.sessions[place].waiting = (token,)
+                self.sessions[place].waiting, self.sessions[place].fed = (token,), None
                 said[place].append(token)
             going = [place for place in going if not stop(said[place])]
         return said
