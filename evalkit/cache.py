@@ -23,7 +23,6 @@ EMPTY = -1  # the position of a slot that holds nothing
 SLACK = 8  # forgotten slots tolerated beyond a quarter before decoding compacts them away
 
 
-
 @dataclass(frozen=True, eq=False)
 class LayerCache:
     """The entries one layer holds for B sequences, oldest first."""
@@ -33,7 +32,9 @@ class LayerCache:
     positions: Tensor  # [B, H, S] where each entry came from; EMPTY where a head keeps fewer
     seen: Tensor  # [B] tokens taken in so far
     allowance: Tensor | None = None  # [B] entries the budget grants each head; None grants all
-    marks: Marks = field(default_factory=lambda: NOTHING)  # name -> [B, H, S, ...] what a policy wrote about entries; travels with them
+    marks: Marks = field(
+        default_factory=lambda: NOTHING
+    )  # name -> [B, H, S, ...] what a policy wrote about entries; travels with them
     notes: Marks = field(default_factory=lambda: NOTHING)  # name -> [B, ...] what a policy wrote about the sequences
     prepared: Marks = field(default_factory=lambda: NOTHING)  # what the policy's `prepare` learned about this layer
     guess: Tensor | None = None  # [B, H, G, T, D] the queries expected from the layer before

@@ -40,7 +40,9 @@ def stack_notes(notes: Sequence[Marks], rows: Sequence[int]) -> Marks:
     like = {name: note for own in notes for name, note in own.items()}
     joined = {}
     for name, example in like.items():
-        parts = [own.get(name, example.new_zeros(count, *[0] * (example.dim() - 1))) for own, count in zip(notes, rows, strict=True)]
+        parts = [
+            own.get(name, example.new_zeros(count, *[0] * (example.dim() - 1))) for own, count in zip(notes, rows, strict=True)
+        ]
         sizes = [max(part.shape[axis] for part in parts) for axis in range(1, example.dim())]
         joined[name] = torch.cat([pad(part, _behind(part, sizes)) for part in parts])
     return joined

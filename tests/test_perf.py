@@ -8,6 +8,7 @@ import torch
 
 from evalkit.errors import UsageError
 from evalkit.formats import markdown
+from evalkit.gallery import show
 from evalkit.model import tiny
 from evalkit.perf import asked, measure, plots, report, sections
 from evalkit.perf.asked import Asked, Cell, bytes_of, chosen, counts
@@ -43,7 +44,7 @@ def test_numbers_and_bytes_are_read_or_refused():
 
 
 def test_full_comes_first_and_once_and_budgets_are_for_policies():
-    cells, refused = chosen("h2o,full", "0.1,0.2")
+    cells, refused = chosen("h2o,full,h2o", "0.1,0.2,10%")
     assert [cell.label for cell in cells] == ["full", "h2o@10%", "h2o@20%"]
     assert refused == []
 
@@ -272,6 +273,10 @@ def test_the_command_measures_and_reports(command, tmp_path):
     assert all(row["tpot"] > 0 and row["held"] <= 1 for row in told["rows"])
     assert {path.suffix for path in (tmp_path / "told").iterdir()} == {".md", ".csv", ".json", ".png", ".svg"}
     assert Points.open(tmp_path / "run").missing() == []
+    show(tmp_path)
+    shown = (tmp_path / "README.md").read_text()
+    assert "#### time per output token, over full's" in shown
+    assert "![told](told/decode-tiny.svg)" in shown
 
 
 def test_a_page_of_a_perf_run_is_refused(command, run, tmp_path):

@@ -58,7 +58,9 @@ def policy(name):
 
 
 def timeless(queries):
-    return [{name: value for name, value in query.items() if name not in ("seconds", "ttft", "tpot", "logprobs")} for query in queries]
+    return [
+        {name: value for name, value in query.items() if name not in ("seconds", "ttft", "tpot", "logprobs")} for query in queries
+    ]
 
 
 def held(walked):

@@ -3,6 +3,7 @@
 `kv_vllm` reads requests as `kv_full` does, with the same tokenizer and the same checks, and hands the tokens to vLLM's engine.
 Prefix caching is on, for requests that generate: vLLM lets none that asks for log-probabilities of its prompt read cached prefixes,
 since it keeps no predictions of theirs, so scoring takes in every prompt anew.
+vLLM always makes a token, so that two positions fewer than under `kv_full` are left unless `max_length` says less for both.
 """
 
 from __future__ import annotations

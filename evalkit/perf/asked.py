@@ -82,7 +82,7 @@ def chosen(policies: str, budgets: str, *, naive: str | None = None, uncounted: 
     """
     asked = [FULL, *(name for name in listed(policies) if name != FULL)]
     found, refused = cells(asked, [Budget.of(budget) for budget in listed(budgets)])
-    plain = [Cell(labelled(name, str(policy.budget)), name, str(policy.budget)) for name, policy in found]
+    plain = list(dict.fromkeys(Cell(labelled(name, str(policy.budget)), name, str(policy.budget)) for name, policy in found))
     named = listed(naive or "")
     for name in named:
         build(name)

@@ -54,6 +54,8 @@ def in_one_piece() -> Iterator[None]:
         yield
     finally:
         masks.BLOCK_ELEMENTS = before
+        for known in (masks.causal, masks.hidden):  # masks of a whole prompt, T x T, too
+            known.cache_clear()
 
 
 @dataclass

@@ -24,10 +24,10 @@ class Panel(NamedTuple):
     scale: float = 1.0
 
 
-TAKEN = Panel("memory_taken", "memory beyond the model's (MiB)", 1 / (1 << 20))
+HELD = Panel("held_device", "held on the device (MiB)", 1 / (1 << 20))
 PANELS: Mapping[str, tuple[Panel, ...]] = {
-    "ttft": (Panel("ttft", "time to first token (s)"), Panel("ratio", "over full's"), TAKEN),
-    "batch": (Panel("decode_rate", "tokens a second"), Panel("latency", "latency (s)"), TAKEN),
+    "ttft": (Panel("ttft", "time to first token (s)"), Panel("ratio", "over full's"), HELD),
+    "batch": (Panel("decode_rate", "tokens a second"), Panel("latency", "latency (s)"), HELD),
     "decode": (Panel("tpot", "time per output token (ms)", 1000), Panel("ratio", "over full's"), Panel("decode_rate", "tokens a second")),
 }  # fmt: skip
 ALONG = {"ttft": "tokens of the prompt", "batch": "sequences", "decode": "tokens said"}
@@ -55,7 +55,7 @@ def figure(report: Entry) -> Figure:
         panel.set_title(what.title, fontsize=8, fontweight="bold")
         panel.set_xscale("log", base=2)
         panel.set_xticks(report["over"], [f"{at // 1024}K" if at >= 1024 and at % 1024 == 0 else str(at) for at in report["over"]])
-        if what.name in ("ttft", "memory_taken"):
+        if what.name in ("ttft", "held_device"):
             panel.set_yscale("log")
         for cell, look in told.items():
             line(panel, report, what, cell, look)

@@ -90,7 +90,13 @@ READ = (
         "The share of the full cache's own attention that falls on what is read at the first step.",
     ),
 )
-MEMORY = Shown("memory_taken", "most memory taken beyond the model's", in_bytes, "Of the CUDA device, or else of the process.")
+MEMORY = Shown(
+    "memory_taken_low",
+    "most memory taken beyond the model's",
+    in_bytes,
+    "Of the CUDA device, or else of the process; the least of the rounds. A process's allocator keeps back some hundred MiB now and then: "
+    "only larger differences are the policies'.",
+)
 RATES = Shown("decode_rate", "tokens a second while decoding", rate, "Of all sequences together.", True)
 TABLES: Mapping[str, Sequence[Shown]] = {
     "ttft": (TTFT, RATIO._replace(title="time to first token, over full's"), MEMORY, *HELD, *READ, *BREAKDOWN),
@@ -143,8 +149,10 @@ def word(row: Entry | None, shown: Shown) -> Word:
         return Word(OUT, "bad")
     if row[shown.name] is None:
         return Word("-")
+    if not shown.ranged:
+        return Word(shown.word(row[shown.name]))
     middle, low, high = (shown.word(row[f"{shown.name}{end}"]) for end in ("", "_low", "_high"))
-    return Word(f"{middle} [{low}, {high}]" if shown.ranged else middle)
+    return Word(f"{middle} [{low}, {high}]")
 
 
 def load(value: Entry) -> Iterator[str]:
