@@ -148,6 +148,7 @@ def retention(
     fuzzy: Annotated[str | None, typer.Option(help="The likeness, of 100, that counts as nearly right.")] = None,
     seed: Annotated[str | None, typer.Option(help="Draws conversations and facts.")] = None,
     together: Annotated[str | None, typer.Option(help="Conversations that go on side by side.")] = None,
+    prefill_chunk: Annotated[str | None, typer.Option(help="Tokens of the chunks in which longer messages arrive.")] = None,
     margin: Annotated[str | None, typer.Option(help="The loss, in points, that still counts as none.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Worker processes, each with the model in memory; else one.", min=1)] = None,
     endpoint: Annotated[str | None, typer.Option(help="A chat server to ask instead, as http://localhost:8000/v1.")] = None,

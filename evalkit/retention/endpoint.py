@@ -34,7 +34,7 @@ LABEL = "endpoint"
 CONCURRENCY = 4
 LETTERS = 4  # of a token, where its length is estimated
 SERVERS = ("label", "tokenizer", "concurrency", "timeout", "patience")  # flags that say how a server is asked
-OURS = ("policy", "budget", "dtype", "together", "jobs")  # and those that say how evalkit's own cache is run
+OURS = ("policy", "budget", "dtype", "together", "prefill_chunk", "jobs")  # and those that say how evalkit's own cache is run
 UNSEEN = ("rank", "logprobs", "survival", "survival_told", "survival_heads", "tally")  # what a server does not show
 
 
