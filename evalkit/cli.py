@@ -156,7 +156,7 @@ def retention(
     tokenizer: Annotated[str | None, typer.Option(help="The served model's, a hub name or folder; else an estimate.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Conversations with the server at once; else 4.", min=1)] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for one request; else 300.", min=0.1, max=86400)] = None,
-    patience: Annotated[float | None, typer.Option(help="Seconds to go on asking a failing server; else 600.", min=0, max=1e6)] = None,
+    patience: Annotated[float | None, typer.Option(help="Seconds to bear with a failing server; else 600.", min=0, max=1e6)] = None,
 ) -> None:
     """Tell facts, go on talking, ask for them: print what each policy still recalls, and why."""
     given = dict(locals())

@@ -36,7 +36,20 @@ def no_tokens(monkeypatch):
 
 def asked(url, folder, **given):
     """The test that the command line asks for; what is not given was left out."""
-    names = (*SERVERS, "protocol", "jobs", "policy", "budget", "dtype", "together", "prefill_chunk", "model", "bucket", "turns", "conversations")
+    names = (
+        *SERVERS,
+        "protocol",
+        "jobs",
+        "policy",
+        "budget",
+        "dtype",
+        "together",
+        "prefill_chunk",
+        "model",
+        "bucket",
+        "turns",
+        "conversations",
+    )
     return job({**dict.fromkeys(names), **FLAGS, "endpoint": url, "out": folder, **given})
 
 
