@@ -20,11 +20,15 @@ BUDGETS = ("2%", "4%", "10%", "20%", "30%", "50%", "100%")
 CELLS = "fifteen cells"
 HF_BATCHES = (1, 4, 8, 16, 32)
 ROW_TOKENS = (256, 512, 1024, 2048)
+MODELS = (("full", "100%", "prompt"), ("h2o", "0.1", "prompt"), ("h2o", "0.1", "stream"), ("infinigen", "0.1", "stream"))
 TARGETS = {"hellaswag": 0.4, "openbookqa": 0.4, "piqa": 0.7, "copa": 0.7, "winogrande": 0.7, "boolq": 0.85}
 
 
-def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None) -> None:
-    """Print, for each task, how far both sides' results are apart, their seconds, and the ratios: median and range over `repeats`."""
+def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None, *, sweep_only: bool = False) -> None:
+    """Print, for each task, how far both sides' results are apart, their seconds, and the ratios: median and range over `repeats`.
+
+    With `sweep_only` results are not compared, and of evalkit's sides only the sweep is timed.
+    """
     from .harness.tasks import Recorded, Tasks
 
     names = list(tasks or (SIX if data else [f"mini_{name}" for name in SIX]))
@@ -35,9 +39,10 @@ def run(data: Path | None, limit: int, repeats: int, tasks: Sequence[str] | None
             task, collector = Tasks([name], include, limit), Recorded()
             task.evaluate(collector)
             print(f"{name}: {len(collector.requests)} requests of {limit} documents")
-            _agree(task, hf, kv, collector.requests)
+            if not sweep_only:
+                _agree(task, hf, kv, collector.requests)
             if repeats:
-                _compare(name, hf, kv, collector.requests, repeats)
+                _compare(name, hf, kv, collector.requests, repeats, () if sweep_only else MODELS)
 
 
 def _agree(task: Any, hf: Any, kv: Any, requests: list[Any]) -> None:
@@ -62,28 +67,22 @@ def _models() -> tuple[Any, Any]:
     return plain_hf(folder, dtype="float32", device="cpu"), PolicyLM(folder, policy="full", dtype="float32", device="cpu")
 
 
-def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int) -> None:
-    """Time one task: hf, full, h2o, the streamed policies, and a sweep's fifteen cells in one pass."""
+def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int, models: Sequence[tuple[str, str, str]]) -> None:
+    """Time one task: hf, evalkit's models and a sweep's fifteen cells in one pass, each at the size that some requests go fastest with."""
     some = requests[: max(8, len(requests) // 3)]
-    size = _best(hf, some)
-    rows = {(policy, budget): _best_rows(kv, requests, policy, budget) for policy, budget in (("full", "100%"), ("h2o", "0.1"))}
-    usual = rows["full", "100%"]
+    prompts = dict.fromkeys([("full", "100%"), *((policy, budget) for policy, budget, how in models if how == "prompt")])
+    size, rows = _best(hf, some), {policy: _best_rows(kv, some, policy, budget) for policy, budget in prompts}
     sides: dict[str, Callable[[], object]] = {"hf": lambda: _hf(hf, requests, size)}
-    for policy, budget, protocol in (
-        ("full", "100%", "prompt"),
-        ("h2o", "0.1", "prompt"),
-        ("h2o", "0.1", "stream"),
-        ("infinigen", "0.1", "stream"),
-    ):
-        own = rows.get((policy, budget), usual) if protocol == "prompt" else usual
+    for policy, budget, protocol in models:
+        own = rows[policy if protocol == "prompt" else "full"]
         sides[f"{policy} {protocol}"] = partial(_kv, kv, requests, policy, budget, protocol, own)
-    sides[CELLS] = partial(_sweep, kv, requests, usual)
+    sides[CELLS] = partial(_sweep, kv, requests, rows["full"])
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side, call in sides.items():
             seconds[side].append(_timed(call))
     target = TARGETS.get(name.removeprefix("mini_"))
-    print(f"  best batch_size of hf {size}, best row_tokens of {', '.join(f'{policy} {own}' for (policy, _), own in rows.items())}")
+    print(f"  best batch_size of hf {size}, best row_tokens of {', '.join(f'{policy} {own}' for policy, own in rows.items())}")
     for side, base, aim in (
         ("full prompt", "hf", target),
         ("h2o prompt", "full prompt", 1.15),
@@ -91,6 +90,8 @@ def _compare(name: str, hf: Any, kv: Any, requests: list[Any], repeats: int) -> 
         ("infinigen stream", "full prompt", 3),
         (CELLS, "hf", 3),
     ):
+        if side not in seconds:
+            continue
         ratios = sorted(a / b for a, b in zip(seconds[side], seconds[base], strict=True))
         middle, times = statistics.median(ratios), (statistics.median(seconds[side]), statistics.median(seconds[base]))
         told = f"{middle:.2f} [{ratios[0]:.2f} .. {ratios[-1]:.2f}] (target {aim}), {times[0]:.2f} s / {times[1]:.2f} s"

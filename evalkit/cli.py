@@ -192,11 +192,14 @@ def bench(
     limit: Annotated[int, typer.Option(help="Documents of each task.", min=1)] = 40,
     repeats: Annotated[int, typer.Option(help="Timed runs of each side, in turn; 0 to compare results only.", min=0)] = 3,
     tasks: Annotated[str | None, typer.Option(help="Tasks, with commas; else all six.")] = None,
+    sweep_only: Annotated[
+        bool, typer.Option("--sweep-only", help="Of evalkit's sides, time only a sweep's fifteen cells.")
+    ] = False,
 ) -> None:
     """Time kv models beside lm-eval's hf on the same documents, each side at its best batch size."""
     from evalkit.bench import run
 
-    run(data, limit, repeats, tasks.split(",") if tasks else None)
+    run(data, limit, repeats, tasks.split(",") if tasks else None, sweep_only=sweep_only)
 
 
 app.command()(size)

@@ -16,6 +16,7 @@ from .errors import UsageError, nearest
 from .formats import Section, Told, Word, amount
 from .layer import Head
 from .model import configured
+from .naming import listed
 from .paged import BLOCK, slack
 from .policies import build
 from .policy import Policy
@@ -149,11 +150,6 @@ def cells(names: Sequence[str], budgets: Sequence[Budget]) -> tuple[list[tuple[s
     if not found:
         raise UsageError(refused[0] if refused else "there is nothing to size: give policies and budgets")
     return found, refused
-
-
-def listed(text: str) -> list[str]:
-    """Return the entries of a list with commas."""
-    return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 # What is said

@@ -25,3 +25,6 @@ def test_the_speed_comparison_runs_and_both_sides_agree(folder, monkeypatch, cap
     assert printed.count("greedy flags differing 0") == 2
     assert all(f"{side} / " in printed for side in ("full prompt", "h2o prompt", "h2o stream", "infinigen stream", "fifteen cells"))
     assert "of the machine's matrix-product peak" in printed
+    bench.run(None, limit=2, repeats=1, tasks=["mini_copa"], sweep_only=True)
+    printed = capsys.readouterr().out
+    assert "fifteen cells / hf: " in printed and "full prompt" not in printed and "greedy flags" not in printed

@@ -199,6 +199,13 @@ def test_the_command_reads_a_config_alone(command, llama):
     assert json.loads(folder)["cells"] == told["cells"]
 
 
+def test_knobs_may_follow_a_policy_in_brackets(command, llama):
+    words = ("size", "--model", llama, "--format", "json", "--context", "4k", "--budget", "0.1", "--policy")
+    told = json.loads(command(*words, "full,quest(dense_layers=0, page=8),h2o")[1])["cells"]
+    assert [cell["policy"] for cell in told] == ["full", "quest(dense_layers=0, page=8)", "h2o"]
+    assert told[1]["metadata_bytes"] == 32 * 8 * 4096 // 8 * 2 * 128 * 2, "pages of 8 tokens in every layer"
+
+
 def test_layers_are_told_one_by_one_or_those_alike_together(command, llama):
     words = ("size", "--model", llama, "--policy", "quest", "--budget", "0.1", "--by-layer", "--format")
     rows = list(csv.DictReader(io.StringIO(command(*words, "csv")[1])))
@@ -232,6 +239,8 @@ def test_a_policy_that_cannot_go_so_low_is_told_and_the_others_are_sized(command
     ("words", "reason"),
     [
         (("--policy", "h20"), "policy=h20 is not known (did you mean 'h2o'?)"),
+        (("--policy", "quest(pages=8)"), "quest has no knob 'pages' (did you mean 'page'?)"),
+        (("--policy", "quest(page=[)"), "policy=quest(page=[) cannot be read: give knobs as quest(NAME=VALUE, ...)"),
         (("--budget", "1.5"), "budget=1.5 is not allowed"),
         (("--context", "-4k"), "context=-4k is not allowed"),
         (("--context", "0"), "context=0 is not allowed"),

@@ -10,10 +10,11 @@ from random import Random
 from typing import Any
 
 from ..errors import UsageError
+from ..naming import listed
 from ..plan import FULL
 from ..policies import build
 from ..policy import Budget
-from ..size import cells, listed, tokens
+from ..size import cells, tokens
 from .records import KINDS, SHORTEST
 
 TTFT, BATCH, DECODE = KINDS

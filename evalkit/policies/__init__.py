@@ -1,7 +1,7 @@
 """The registry of policies: one file, one policy; the file's name is the policy's. Knows where they are found, not what they do.
 
 A policy is named `h2o`, `h2o:paper` (a preset), `./mine.py:Mine` (a class in a file) or by an installed package's entry point in the
-group `evalkit.policies`.
+group `evalkit.policies`; knobs may follow in brackets, `quest(dense_layers=0)`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import UsageError, nearest
+from ..naming import spelled
 from ..policy import Budget, Policy
 
 
@@ -46,7 +47,9 @@ def find(name: str) -> type[Policy]:
 
 
 def build(name: str, budget: object = None, **knobs: Any) -> Policy:
-    """Return the policy called `name` (with a preset after a colon, if any) at `budget`, with `knobs` set over the preset's."""
+    """Return the policy called `name` (with a preset after a colon, if any) at `budget`, with `knobs` set over the name's own."""
+    name, own = spelled(name)
+    knobs = {**own, **knobs}
     policy, preset = resolve(name)
     known = [field.name for field in fields(policy) if field.name != "budget"]
     for knob in knobs:

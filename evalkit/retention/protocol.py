@@ -13,6 +13,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator
 
 from ..budget import WHOLE, Budget
+from ..naming import listed, spelled
 from ..plan import FULL, Budgets, Line, Natural, Part, PolicyChoice, Positive, Several
 from ..reading import checked, read, refusal
 from ..rooms import room
@@ -64,11 +65,10 @@ def _once(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
 
 def _named(given: object) -> object:
     """Let `quest(dense_layers=0)` stand for a policy and its knobs."""
-    match = re.fullmatch(r"\s*([^()]+?)\s*(?:\((.*)\))?\s*", given) if isinstance(given, str) else None
-    if match is None:
+    if not isinstance(given, str):
         return given
-    knobs = [knob.partition("=") for knob in (match[2] or "").split(",") if knob.strip()]
-    return {"name": match[1], "knobs": {name.strip(): yaml.safe_load(value) for name, _, value in knobs}}
+    name, knobs = spelled(given)
+    return {"name": name, "knobs": knobs}
 
 
 Range = Annotated[Bucket, PlainValidator(Bucket.of), PlainSerializer(str, return_type=str)]
@@ -163,6 +163,5 @@ def _typed(name: str, text: str) -> Any:
     if name in ("model", "source", "system", "dtype", "language"):
         return text
     if name in ("policies", "budgets", "buckets", "turns"):
-        entries = re.split(r",(?![^()]*\))", text)
-        return [entry.strip() if name != "turns" else yaml.safe_load(entry) for entry in entries]
+        return [entry if name != "turns" else yaml.safe_load(entry) for entry in listed(text)]
     return yaml.safe_load(text)

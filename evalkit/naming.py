@@ -1,0 +1,27 @@
+"""How policies are spelled where people type them: names, knobs in brackets, lists with commas; knows no policy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from .errors import UsageError
+
+
+def spelled(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the policy and the knobs that `quest(dense_layers=0, page=8)` stands for. Raises UsageError for values that are none."""
+    match = re.fullmatch(r"\s*([^()]+?)\s*\((.*)\)\s*", text)
+    if match is None:
+        return text.strip(), {}
+    knobs = [knob.partition("=") for knob in match[2].split(",") if knob.strip()]
+    try:
+        return match[1], {name.strip(): yaml.safe_load(value) for name, _, value in knobs}
+    except yaml.YAMLError:
+        raise UsageError(f"policy={text} cannot be read: give knobs as {match[1]}(NAME=VALUE, ...)") from None
+
+
+def listed(text: str) -> list[str]:
+    """Return the entries of a list with commas, but for those in brackets."""
+    return [entry.strip() for entry in re.split(r",(?![^()]*\))", text) if entry.strip()]
