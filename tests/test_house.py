@@ -49,6 +49,7 @@ ROWS = (
         "store",
         "stats",
         "budget",
+        "naming",
         "reading",
         "retention.recall_start",
     ),

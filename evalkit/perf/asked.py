@@ -61,8 +61,8 @@ class Asked:
 
     @property
     def positions(self) -> int:
-        """The longest sequence that comes up."""
-        return max(max(self.prompts(at)) + self.output(at) for at in self.over)
+        """The longest sequence that comes up; the last token said is in none."""
+        return max(max(self.prompts(at)) + self.output(at) - 1 for at in self.over)
 
     def turn(self, repeat: int) -> list[Cell]:
         """Return the cells in the order of a repeat: each begins with another one."""
