@@ -99,6 +99,15 @@ def test_the_entry_points_are_the_policies_folder(wheel) -> None:
     assert dict(points["console_scripts"]) == {"evalkit": "evalkit.cli:main"}
 
 
+@pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-vllm.txt"])
+def test_what_builds_packages_is_pinned_too(constraints) -> None:
+    """An environment's own setuptools may be too old to build what comes as source."""
+    recipe = next(line for line in (ROOT / "Makefile").read_text().splitlines() if f"--constraint {constraints} hatchling" in line)
+    pinned = {line.partition("==")[0] for line in (ROOT / constraints).read_text().splitlines()}
+    builders = {"hatchling", "setuptools"}
+    assert builders <= set(recipe.split()) & pinned
+
+
 def test_both_start_up_files_name_the_hook() -> None:
     (line,) = (ROOT / "evalkit.pth").read_text().splitlines()
     assert line.startswith("import ")
