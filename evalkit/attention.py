@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig
-from transformers import PreTrainedModel as PreTrainedModel  # for those that may not know transformers
+from transformers import AttentionInterface as AttentionInterface  # for those that may not know transformers
+from transformers import PretrainedConfig
+from transformers import PreTrainedModel as PreTrainedModel  # likewise
 
 from .errors import UsageError
 from .layer import Head, Layer

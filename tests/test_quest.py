@@ -46,9 +46,9 @@ def sequences(policy, layer, keys, lengths):
 
 @pytest.mark.parametrize("window", [None, 5, 14])
 @pytest.mark.parametrize("page", [1, 4, 16])
-@pytest.mark.parametrize("per_query_head", [False, True])
-def test_sequences_of_different_lengths_read_what_the_twin_reads(page, window, per_query_head):
-    policy = build("quest", 12, page=page, per_query_head=per_query_head)
+@pytest.mark.parametrize("knobs", [{}, {"per_query_head": True}, {"newest": True}], ids=str)
+def test_sequences_of_different_lengths_read_what_the_twin_reads(page, window, knobs):
+    policy = build("quest", 12, page=page, **knobs)
     keys, lengths, allowance = random(3, HEADS, 60, SIZE, seed=page), [1, 20, 37], torch.tensor([17, 9, 3])
     cache = replace(sequences(policy, Layer(index=2, window=window), keys, lengths), allowance=allowance)
     for step in range(20):
@@ -58,7 +58,7 @@ def test_sequences_of_different_lengths_read_what_the_twin_reads(page, window, p
         for row, length in enumerate(lengths):
             own, now = keys[row, :, : length + step], query[row, :, :, 0]
             grant = int(allowance[row])
-            twin = read(now.numpy(), own.numpy(), page=page, allowance=grant, per_query_head=per_query_head, window=window)
+            twin = read(now.numpy(), own.numpy(), page=page, allowance=grant, window=window, **knobs)
             places = [cache.positions[row, 0, slot] for slot in range(cache.slots)]
             got = {(h, g, int(places[s])) for h, g, s in mask[row, :, :, 0].nonzero().tolist()}
             assert got == {tuple(map(int, where)) for where in zip(*twin.nonzero(), strict=True)}

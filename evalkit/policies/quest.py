@@ -18,18 +18,21 @@ class Quest(Policy):
     by the largest and smallest value of each key channel, which bound what any of its keys can score. The allowance buys whole
     pages, at least `least`; no page is forced, and the token being decoded is read on top. The first `dense_layers` read all.
     A key/value head reads one set of pages, by the highest bound in its query group. The authors' code chooses for each query
-    head (`quest:per_query_head`) and reads three pages at least (`quest:repo` does both).
+    head (`quest:per_query_head`) and reads three pages at least (`quest:repo` does both). Their faster code always reads the page that
+    is being filled, as one of those that the allowance buys (`quest:newest`): its few keys promise little against full pages'.
     """
 
     page: Positive = 16
     least: Positive = 1  # pages read however small the budget
     dense_layers: Natural = 2
     per_query_head: bool = False
+    newest: bool = False  # always read the page of the newest token held
 
     paper: ClassVar[str] = "https://arxiv.org/abs/2406.10774"
     presets: ClassVar[Presets] = {
         "repo": {"least": 3, "per_query_head": True},
         "per_query_head": {"per_query_head": True},
+        "newest": {"newest": True},
     }
 
     @property
@@ -51,6 +54,8 @@ class Quest(Policy):
         if cache.allowance is None or cache.layer.index < self.dense_layers:
             return None
         bounds = self.scores(cache, query)
+        if self.newest:
+            bounds = bounds.masked_fill(self.filling(cache, bounds.shape[-1])[:, None, None], float("inf"))
         among = self.reachable(cache, bounds.shape[-1])[:, None, None].expand_as(bounds)
         chosen = top(bounds, self.affordable(cache)[:, None, None], among)
         place = (cache.positions // self.page % bounds.shape[-1])[:, :, None]
@@ -68,6 +73,10 @@ class Quest(Policy):
         if cache.layer.window is None:
             return numbers >= 0
         return (numbers >= 0) & ((numbers + 1) * self.page > cache.seen[:, None] - cache.layer.window + 1)
+
+    def filling(self, cache: LayerCache, places: int) -> Tensor:
+        """[B, P] which page holds the newest token."""
+        return self.numbers(cache.seen, places) == (cache.seen[:, None] - 1) // self.page
 
     def affordable(self, cache: LayerCache) -> Tensor:
         """[B] the pages that the allowance buys; all of them where it covers every token."""

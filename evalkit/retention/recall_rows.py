@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor
 
 SPECIALS = ("<|pad|>", "<|bos|>", "<|user|>", "<|assistant|>", "<|end|>")
 PAD, BOS, USER, ASSISTANT, END = range(len(SPECIALS))
@@ -279,3 +281,15 @@ def leaping(ids: list[int], start: int, leap: float, rng: random.Random) -> list
         ahead += leap * shares.get(place, 0) / sum(shares.values()) if shares else 0
         found.append(start + place + int(ahead))
     return found
+
+
+def masks(rows: Sequence[Row]) -> Tensor:
+    """[B, 1, T, T] what each token of the rows sees: what lies before it, of the parts that its part sees."""
+    found = []
+    for row in rows:
+        sees = torch.zeros(len(row.sees), len(row.sees), dtype=torch.bool)
+        for part, seen in enumerate(row.sees):
+            sees[part, list(seen)] = True
+        parts = torch.tensor(row.parts)
+        found.append(sees[parts[:, None], parts[None]].tril())
+    return torch.stack(found)[:, None]

@@ -13,6 +13,8 @@ from evalkit.retention.recall_rows import ASSISTANT, BOS, END, LONGEST, PAD, USE
 WIDTH, INNER, LAYERS, HEADS, GROUPS, HEAD = 160, 256, 3, 4, 2, 64
 THETA = 1e10  # so slow that half of the planes hardly turn within the longest context
 ROOM = 512  # positions past those that training shows, for a question and its answer
+SPEEDS = THETA ** (-torch.arange(HEAD // 2) / (HEAD // 2))  # by how much a position turns each plane of a head, in radians
+STILL = (SPEEDS * LONGEST < 1.5).repeat(2)  # the channels that hardly turn
 MATCH = 2.2  # how sharply the last layer tells a match from the rest, at first
 
 
@@ -57,9 +59,6 @@ class Start:
 
     def __init__(self, model: Any, generator: torch.Generator) -> None:
         self.model, self.generator = model, generator
-        self.speeds = THETA ** (-torch.arange(HEAD // 2) / (HEAD // 2))
-        still = (self.speeds * LONGEST < 1.5).nonzero()[:, 0]
-        self.still = torch.cat([still, still + HEAD // 2])
 
     def random(self, rows: int, columns: int) -> Tensor:
         """A random matrix that keeps lengths on average."""
@@ -88,14 +87,14 @@ class Start:
     def look_around(self, attention: Any, head: int, view: int, written: slice, strength: float) -> None:
         """A head that sees the token some places back or the last few, and writes it to its channels."""
         back = max(0, -view)
-        turns = self.speeds > 0.05 if view < 0 else (self.speeds < 1.2 / view) & (self.speeds > 0.02 / view)
+        turns = SPEEDS > 0.05 if view < 0 else (SPEEDS < 1.2 / view) & (SPEEDS > 0.02 / view)  # noqa: SIM300
         gain = torch.where(turns, 6.0 if view < 0 else 1.2, 0.0)
         cosine, sine = slice(head * HEAD, head * HEAD + HEAD // 2), slice(head * HEAD + HEAD // 2, (head + 1) * HEAD)
         query, key, out = attention.q_proj.weight, attention.k_proj.weight, attention.o_proj.weight
         query[cosine].mul_(0.1)
         query[sine].mul_(0.1)
-        query[cosine, 0] += gain * torch.cos(self.speeds * back)
-        query[sine, 0] -= gain * torch.sin(self.speeds * back)
+        query[cosine, 0] += gain * torch.cos(SPEEDS * back)
+        query[sine, 0] -= gain * torch.sin(SPEEDS * back)
         if head % (HEADS // GROUPS) == 0:
             group = head * GROUPS // HEADS * HEAD
             key[group : group + HEAD].mul_(0.1)
@@ -107,7 +106,7 @@ class Start:
 
     def look_up(self, attention: Any, around: Tensor) -> None:
         """Heads whose keys are what came before a token, and whose queries are the token and what came before it."""
-        dims = len(self.still)
+        dims = int(STILL.sum())
         squeeze = around[self.EARLIER, HEAD : HEAD + 48] / self.STRENGTH[0]  # how the first layer writes two tokens back
         for group in range(GROUPS):
             one, two, three = self.random(dims, 48), self.random(dims, 24), self.random(dims, WIDTH - self.NEAR.start)
@@ -125,4 +124,4 @@ class Start:
     def write(self, weight: Tensor, head: int, rows: Tensor) -> None:
         """Give a head's unturned dimensions these rows; the others keep a tenth of what they had."""
         weight[head * HEAD : (head + 1) * HEAD].mul_(0.1)
-        weight[head * HEAD + self.still] = rows
+        weight[head * HEAD : (head + 1) * HEAD][STILL] = rows

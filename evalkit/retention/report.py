@@ -27,8 +27,8 @@ SCORERS = ("contains", "fuzzy", "first")
 MEANS = ("survival", "survival_told", "held", "read", "context_tokens", "distance_tokens", "rank")
 CHANGES = ("difference", "difference_low", "difference_high", "lost", "gained", "p", "p_holm", "significant", "verdict")
 INSTRUMENT = (
-    "The recall model is a test instrument, trained to recall and for nothing else, and no language model: it shows what policies do, "
-    "not how models fare."
+    "The recall model is a test instrument, trained to recall, in part while reading little as InfiniGen and Quest do, and no language "
+    "model: it shows what policies do, not how models fare."
 )
 SHARED = (
     "{bucket}: by parts in common the conversations fall into {groups}, too few to reckon with. Intervals and p take each conversation "

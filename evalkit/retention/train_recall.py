@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn import functional
 
+from evalkit.retention.recall_depth import Habits, deepened
 from evalkit.retention.recall_rows import (
     BOS,
     END,
@@ -30,11 +30,12 @@ from evalkit.retention.recall_rows import (
     Row,
     Rows,
     Words,
+    masks,
     read_facts,
     templates,
     train_tokenizer,
 )
-from evalkit.retention.recall_start import build
+from evalkit.retention.recall_start import LAYERS, build
 from evalkit.rooms import room
 
 TEMPLATE = (
@@ -59,22 +60,29 @@ OTHERS = 0.02  # the weight of the loss on all other tokens
 
 class Round(NamedTuple):
     """Stages, the steps over which the learning rate falls (the first round ends before it is low), the weight of an answer's first
-    token, which has to be looked up, and a factor on the learning rate.
+    token, which has to be looked up, a factor on the learning rate, the habits that steps take on in turn once the model is
+    deeper, and whether its heads are levelled now and then.
     """
 
     stages: Sequence[Stage]
     horizon: int
     first: float
     rate: float = 1.0
+    habits: Sequence[str] = ()
+    level: bool = False
 
 
 # The first makes a model that looks up; the second, in which facts that are missed are told more often, one that knows all questions;
-# the third one that also goes on as it should.
+# the third one that also goes on as it should; the others one that has the habits of large models (recall_depth).
 ROUNDS = (
     Round((Stage(300, 6, 512, 0.1), Stage(451, 2, 1536, 0.02)), 1000, 3.0),
     Round((Stage(750, 6, 512, 0.0), Stage(150, 2, 1536, 0.0)), 900, 3.0),
     Round((Stage(240, 2, 1536, 0.02),), 240, 1.0, 0.25),
+    Round((Stage(450, 6, 512, 0.0), Stage(200, 2, 1536, 0.0)), 650, 2.0, 0.6, ("all", "ahead")),
+    Round((Stage(400, 6, 512, 0.0), Stage(120, 2, 1536, 0.0)), 520, 1.5, 0.4, ("all", "ahead", "near", "pages")),
+    Round((Stage(360, 6, 512, 0.0), Stage(60, 2, 1536, 0.0)), 420, 1.5, 0.3, ("all", "near", "ahead", "pages"), level=True),
 )
+AFRESH = 25  # steps until the best channels are found anew, and heads levelled
 
 
 class Muon(torch.optim.Optimizer):
@@ -105,18 +113,6 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return found.T if tall else found
 
 
-def masks(rows: Sequence[Row]) -> Tensor:
-    """[B, 1, T, T] what each token of the rows sees: what lies before it, of the parts that its part sees."""
-    found = []
-    for row in rows:
-        sees = torch.zeros(len(row.sees), len(row.sees), dtype=torch.bool)
-        for part, seen in enumerate(row.sees):
-            sees[part, list(seen)] = True
-        parts = torch.tensor(row.parts)
-        found.append(sees[parts[:, None], parts[None]].tril())
-    return torch.stack(found)[:, None]
-
-
 def losses(model: Any, rows: Sequence[Row], weight_first: float) -> tuple[Tensor, Tensor, list[bool]]:
     """The mean losses on answers and on a sample of all other tokens, and for each answer whether it begins right."""
     ids, answers, positions = (torch.tensor([getattr(row, name) for row in rows]) for name in ("ids", "answers", "positions"))
@@ -139,7 +135,7 @@ def pace(done: float) -> float:
     return min(1.0, (done + 0.001) / 0.02) * min(1.0, max(0.02, (1 - done) / 0.7))
 
 
-def train(model: Any, rows: Rows, plan: Round, seed: int) -> None:
+def train(model: Any, rows: Rows, plan: Round, seed: int, habits: Habits | None) -> None:
     """Train through a round, a line of progress now and then."""
     torch.manual_seed(seed)
     rng, lately = random.Random(seed), deque[bool](maxlen=500)
@@ -157,6 +153,12 @@ def train(model: Any, rows: Rows, plan: Round, seed: int) -> None:
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * plan.rate * pace(number / plan.horizon)
         batch = [(rows.copies if rng.random() < stage.copies else rows.chats)(stage.length, rng) for _ in range(stage.rows)]
+        if habits:
+            if number % AFRESH == 0:
+                habits.look()
+                if plan.level:
+                    habits.level(rows.chats(1536, rng))
+            habits.now = plan.habits[number % len(plan.habits)]
         answer, other, right = losses(model, batch, plan.first)
         (answer + OTHERS * other).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -171,15 +173,19 @@ def train(model: Any, rows: Rows, plan: Round, seed: int) -> None:
             print(f"{where}  loss {answer.item():.3f} {other.item():.3f}  right {sum(lately) / len(lately):.3f}", flush=True)
 
 
+def calibration() -> str:
+    """The text that methods learn what they need of a model on."""
+    return (room("tasks") / "calibration.txt").read_text(encoding="utf-8")
+
+
 def material(seed: int) -> Rows:
     """Tokenizer, templates, words and filler, all of them the project's own."""
     rng = random.Random(seed)
     facts = read_facts(room("retention") / "facts.jsonl")
     held_out = [text for fact in facts for text in (*fact["answers"], *fact["distractors"])]
     words = Words((room("retention") / "recall" / "words.txt").read_text(encoding="utf-8"), held_out)
-    calibration = (room("tasks") / "calibration.txt").read_text(encoding="utf-8")
     told = templates(facts)
-    filler = [sentence.strip() for sentence in re.split(r"(?<=[.!?])\s+", calibration)] * 4
+    filler = [sentence.strip() for sentence in re.split(r"(?<=[.!?])\s+", calibration())] * 4
     filler += [words.sentence(rng) for _ in range(12_000)]
     lists = " ".join(word for body in words.lists.values() for word in body)
     spoken = [part for fact in told for part in (fact.statement.replace("{v}", ""), fact.reply, *fact.questions)]
@@ -217,11 +223,18 @@ def main() -> None:
     rows = material(chosen.seed)
     model = build(chosen.seed)
     if chosen.after:
-        load_model(model, chosen.after / "model.safetensors")
+        model = type(model).from_pretrained(chosen.after)  # which may have become deeper
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    habits = None
     for number, plan in list(enumerate(ROUNDS))[chosen.rounds :]:
         rows.wrong = [1.0] * len(rows.facts) if number else None
-        train(model.train(), rows, plan, chosen.seed + number)
+        if plan.habits and not habits:
+            if model.config.num_hidden_layers == LAYERS:
+                torch.manual_seed(chosen.seed)
+                sample = random.Random(chosen.seed)
+                model = deepened(model, [rows.chats(1536, sample) for _ in range(4)])
+            habits = Habits(model, rows.encode(calibration())[:1536])
+        train(model.train(), rows, plan, chosen.seed + number, habits)
         if chosen.keep:
             save(model.eval(), rows, chosen.keep / f"round{number + 1}")
     save(model.eval(), rows, chosen.out)
