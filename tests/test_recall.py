@@ -94,7 +94,7 @@ def test_an_answer_has_the_same_tokens_in_its_statement_and_alone() -> None:
 
 def test_it_repeats_facts_it_never_saw_from_a_thousand_tokens_back() -> None:
     right = [replies(fact, told=True, tokens=1000) for fact in SAMPLE]
-    assert sum(right) >= 0.8 * len(right)
+    assert sum(right) >= 0.9 * len(right)
 
 
 def test_it_does_not_know_what_it_was_not_told() -> None:
