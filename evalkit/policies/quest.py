@@ -19,7 +19,8 @@ class Quest(Policy):
     pages, at least `least`; no page is forced, and the token being decoded is read on top. The first `dense_layers` read all.
     A key/value head reads one set of pages, by the highest bound in its query group. The authors' code chooses for each query
     head (`quest:per_query_head`) and reads three pages at least (`quest:repo` does both). Their faster code always reads the page that
-    is being filled, as one of those that the allowance buys (`quest:newest`): its few keys promise little against full pages'.
+    is being filled, as one of those that the allowance buys: its few keys promise little against full pages'. `quest:newest` does so,
+    too, but for a token that opens a page, which reads the page before (theirs has its own entry only).
     """
 
     page: Positive = 16
