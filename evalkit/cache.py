@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from .entries import Entries, Holding, Plain, gather_slots
 from .layer import Layer, exact
 from .marks import NOTHING, Marks, elements, stack_marks, stack_notes
-from .masks import causal, counted, equal, hidden, highest, pieces
+from .masks import causal, counted, equal, hidden, highest, pieces, summed
 
 EMPTY = -1  # the position of a slot that holds nothing
 SLACK = 8  # forgotten slots tolerated beyond a quarter before decoding compacts them away
@@ -45,6 +45,7 @@ class LayerCache:
     gaps: bool = False  # whether heads may differ in what their queries see
     roomy: int = 0  # while decoding, forgotten slots are compacted away once S exceeds this
     attended: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # the last query and its weights
+    drawn: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # the last queries and what each slot `received` of them
 
     @classmethod
     def empty(cls, layer: Layer, like: Tensor, rows: int) -> LayerCache:
@@ -140,22 +141,24 @@ class LayerCache:
         return self.layer.attention(query, self.entries.dense()[0], self.seen_by(query))
 
     def received(self, query: Tensor) -> Tensor:
-        """Return the attention each slot received, summed over the newest T queries, [B, H, G, S].
-
-        Made in blocks of queries: memory is linear in S.
-        """
+        """Return the attention each slot received, summed over the newest T queries, [B, H, G, S]."""
+        if self.drawn is not None and self.drawn[0] is query:
+            return self.drawn[1]
         if self.attended is not None and self.attended[0] is query:
             return self.attended[1].sum(3)
-        (batch, heads, group, count, _), keys = query.shape, self.entries.dense()[0]
-        blocks = list(self.blocks(count, group))
+        return summed(weights.sum(3) for weights in self.weighed(query))
+
+    def weighed(self, query: Tensor) -> Iterator[Tensor]:
+        """Yield `weights` of the newest T queries in blocks of t, [B, H, G, t, R] of the first R slots: memory is linear in S."""
+        count, keys = query.shape[3], self.entries.dense()[0]
+        blocks = list(self.blocks(count, query.shape[2]))
         if len(blocks) == 1:
-            return self.layer.attention(query, keys, self.seen_by(query)).sum(3)
-        total = exact(query).new_zeros(batch, heads, group, self.slots)
+            yield self.layer.attention(query, keys, self.seen_by(query))
+            return
         for start, stop in blocks:
             reach = self.slots - count + stop if self.uniform else self.slots  # what lies behind is the block's future
             visible = self.visible(count, start, stop)[..., :reach]
-            total[..., :reach] += self.layer.attention(query[:, :, :, start:stop], keys[:, :, :reach], visible).sum(3)
-        return total
+            yield self.layer.attention(query[:, :, :, start:stop], keys[:, :, :reach], visible)
 
     # What changes
 

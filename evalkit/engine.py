@@ -87,12 +87,13 @@ class Runner:
     def run(self, packing: Packing, length: int = 0) -> Tensor:
         """Run a packed row; return the logits [W, V] at its readout's places, each place once, in order.
 
-        A rotation that follows the length is that of a sequence of `length` tokens where the row's own are fewer.
+        Of tokens whose prediction nobody reads the last layer makes entries alone. A rotation that follows the length is that of a
+        sequence of `length` tokens where the row's own are fewer.
         """
-        wanted = sorted(set(packing.readout.places)) or [len(packing.tokens) - 1]
+        wanted = sorted(set(packing.readout.places))
         if length and attention.follows_length(self.model.config):
             packing.place((0,), length - 1)  # nothing attends to it
-        row = Row(packing.jobs, self.counters, self.kernel)
+        row = Row(packing.jobs, self.counters, self.kernel, frozenset(wanted))
         self.counters.count("computed", len(packing.tokens))
         self.counters.count("predicted", len(wanted))
         with self.counters.phase("forward"):

@@ -112,7 +112,6 @@ class Group:
             packing, start = Packing(), self.engine.counters.now()
             for place in going:
                 self.sessions[place].pack_step(packing)
-                packing.readout.add(len(packing.tokens) - 1, 0, 0)
             likeliest = self.run(packing).argmax(-1).tolist()
             self.engine.counters.said(start, [self.sessions[place].fed for place in going])
             for place, token in zip(going, likeliest, strict=True):

@@ -16,8 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from .cache import LayerCache
 from .errors import UsageError, nearest
 from .layer import Layer
+from .masks import summed
 
 Kernel = Literal["sdpa", "flash", "eager"]
+LONG = 1 << 10  # held entries from which those and the new ones are attended to apart
 Mask = Callable[[int, int], Tensor]  # (start, stop) of the queries -> what they may see, [B, H or 1, G or 1, T, S]
 
 
@@ -45,8 +47,39 @@ def whole(cache: LayerCache, query: Tensor, kernel: Kernel) -> Tensor:
             query.flatten(1, 2), keys, values, is_causal=True, scale=layer.scaling, enable_gqa=query.shape[2] > 1
         )
         return output.view(query.shape[:-1] + output.shape[-1:])
+    held = cache.slots - count
+    if held >= LONG and within and not cache.gaps and plain(layer) and kernel != "eager" and query.device.type == "cpu":
+        return apart(layer, query, keys, values, held)
     mask = lambda start, stop: cache.visible(count, start, stop)  # noqa: E731
     return masked(layer, query, keys, values, mask, cache.blocks(count, query.shape[2]), kernel)
+
+
+def apart(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, held: int) -> Tensor:
+    """Attend to the first `held` slots and to the T new ones apart, so that no mask need be made, and join both by their sums.
+
+    The operator behind PyTorch's SDPA on CPUs, which alone returns the logarithm of each query's sum.
+    """
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    group = query.shape[2]
+    before, sum_before = attend(query.flatten(2, 3), keys[:, :, :held], values[:, :, :held], scale=layer.scaling)
+    own = (new[:, :, None, held:].expand(-1, -1, group, -1, -1).flatten(1, 2) for new in (keys, values))
+    after, sum_after = attend(query.flatten(1, 2), *own, is_causal=True, scale=layer.scaling)
+    share = torch.sigmoid(sum_after.reshape(query.shape[:-1]) - sum_before.reshape(query.shape[:-1]))[..., None]
+    return torch.lerp(before.reshape(query.shape), after.reshape(query.shape), share.to(query.dtype))
+
+
+def drawing(cache: LayerCache, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend as `whole` does, and return also what each slot `received`, [B, H, G, S]: both by the same weights."""
+    values, outputs, received = cache.entries.dense()[1], [], []
+    for weights in cache.weighed(query):
+        outputs.append(mixed(weights, values[:, :, : weights.shape[-1]]))
+        received.append(weights.sum(3))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=3), summed(received)
+
+
+def fused(kernel: Kernel, device: torch.device) -> bool:
+    """Whether attention alone is far cheaper than by weights that are there to be looked at."""
+    return kernel != "eager" and device.type != "cpu"
 
 
 def plain(layer: Layer) -> bool:
@@ -64,9 +97,14 @@ def masked(
     kernel: Kernel,
 ) -> Tensor:
     """Attend under a mask, block of queries by block, so that memory stays linear in the prompt."""
-    attend = folded if plain(layer) and kernel != "eager" else explicit
-    parts = [attend(layer, query[:, :, :, start:stop], keys, values, mask(start, stop)) for start, stop in blocks]
+    parts = [under(layer, query[:, :, :, start:stop], keys, values, mask(start, stop), kernel) for start, stop in blocks]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+
+
+def under(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kernel: Kernel) -> Tensor:
+    """Attend under a mask [B, H or 1, G or 1, T, S], all queries at once."""
+    attend = folded if plain(layer) and kernel != "eager" else explicit
+    return attend(layer, query, keys, values, mask)
 
 
 def explicit(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ NEEDS = {
     "guess": "guesses queries from the layer before",
     "rope": "rotates keys to new positions (models with rotary positions only)",
     "whole_prompt": "a whole prompt (protocol=prompt only)",
+    "received": "the attention that entries draw, wherever tokens are taken in",
     "prepare": "a calibration pass over the model, once",
     "same_length": "sequences of equal length step together",
     "whole_answer": "takes prompt and answer in together, as a published harness does",

@@ -171,11 +171,13 @@ class Block:
         else:  # each branch has its own marks and notes
             held = replace(self.before.caches[layer.index], marks=NOTHING, notes=NOTHING)
             cache = held.append(keys, values, complete=self.complete)
-        if self.own and not self.attends_packed(tokens):  # a prompt of one token takes in nothing: its only token waits
+        drawn = None
+        if self.own and tokens.matter(self.last) and not self.attends_packed(tokens):  # of a prompt's one token nothing is taken in
             with counters.phase("attention"):
-                tokens.put(self.last, self.attention(cache, tokens.queries(self.last), tokens.kernel))
+                output, drawn = self.attention(cache, tokens.queries(self.last), tokens.kernel)
+                tokens.put(self.last, output)
         with counters.phase("policy"):
-            self.act(cache, tokens)
+            self.act(cache, tokens, drawn)
         if self.complete:
             with counters.phase("transfer"):
                 for branch in self.branches:
@@ -183,21 +185,24 @@ class Block:
 
     def attends_packed(self, tokens: Tokens) -> bool:
         """Whether the row attends for this block together with others, by flash-attn over packed segments."""
-        begins = self.before is None and 0 < self.own == self.index.shape[1]
+        begins = self.before is None and 0 < self.own == self.index.shape[1] and tokens.matter(self.last)
         return begins and tokens.kernel == "flash" and tokens.layer.sinks is None
 
-    def attention(self, cache: LayerCache, query: Tensor, kernel: Kernel) -> Tensor:
-        """Attend from the block's own queries, [B, H, G, T, D]."""
+    def attention(self, cache: LayerCache, query: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor | None]:
+        """Attend from the block's own queries, [B, H, G, T, D]; return also what slots received, where that is asked for and known."""
         cell = self.branches[0].cell if self.branches and self.before is not None else None
-        if cell is None or not cell.policy.overrides("place"):
-            return kernels.whole(cache, query, kernel)
-        count = query.shape[3]
-        mask = lambda start, stop: cache.visible(count, start, stop)  # noqa: E731
-        blocks = cache.blocks(count, query.shape[2])
-        return kernels.masked(cache.layer, query, *cell.entries(cache), mask, blocks, kernel)
+        if cell is not None and cell.policy.overrides("place"):
+            count = query.shape[3]
+            mask = lambda start, stop: cache.visible(count, start, stop)  # noqa: E731
+            blocks = cache.blocks(count, query.shape[2])
+            return kernels.masked(cache.layer, query, *cell.entries(cache), mask, blocks, kernel), None
+        looked_at = any("received" in branch.cell.policy.needs for branch in self.branches) and self.own == self.index.shape[1]
+        if looked_at and not kernels.fused(kernel, query.device):
+            return kernels.drawing(cache, query)
+        return kernels.whole(cache, query, kernel), None
 
-    def act(self, cache: LayerCache, tokens: Tokens) -> None:
-        """Let every branch observe (once for all that agree), write and evict."""
+    def act(self, cache: LayerCache, tokens: Tokens, drawn: Tensor | None) -> None:
+        """Let every branch observe (once for all that agree), write and evict. What slots received may be `drawn` already."""
         observed: dict[Policy | None, LayerCache] = {}
         asked = any(not branch.cell.policy.passive for branch in self.branches)
         query = tokens.queries(self.places) if asked else None
@@ -207,7 +212,7 @@ class Block:
                 statistic = policy.statistic() if len(self.branches) > 1 else None
                 seen = observed.get(statistic)
                 if seen is None:
-                    mine = observed[statistic] = policy.observe(self.remembered(branch, mine), query)
+                    mine = observed[statistic] = observing(policy, self.remembered(branch, mine), query, drawn)
                 else:
                     mine = replace(mine, marks=seen.marks, notes=seen.notes)
                 mine = branch.act(mine, query) if self.complete else mine
@@ -219,3 +224,10 @@ class Block:
         """Give the cache the marks and notes that the branch's policy left at earlier blocks or messages."""
         earlier = branch.state.caches.get(cache.layer.index)
         return cache if earlier is None else cache.remembering(earlier)
+
+
+def observing(policy: Policy, cache: LayerCache, query: Tensor, drawn: Tensor | None) -> LayerCache:
+    """Let a policy observe queries, of which slots may be known already to have received what was `drawn`."""
+    if drawn is None:
+        return policy.observe(cache, query)
+    return replace(policy.observe(replace(cache, drawn=(query, drawn)), query), drawn=None)

@@ -121,7 +121,10 @@ class Hosted(Entries):
 
     def dense(self) -> Pair:
         self.wait()
-        keys, values = self.host.fetch((self.rest.dense()[0].clone(), self.rest.dense()[1].clone()), self.device)
+        held = self.rest.dense()
+        if self.newer is None or self.device.type == "cuda":  # else what they are put together to is a copy, too
+            held = held[0].clone(), held[1].clone()
+        keys, values = self.host.fetch(held, self.device)
         if self.newer is None:
             return keys, values
         newer = self.newer.dense()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .cache import LayerCache
+from .entries import gather_slots
 from .masks import listed
 from .policy import Policy
 
@@ -52,6 +53,19 @@ def picked(policy: Policy, cache: LayerCache, read: Tensor) -> Picked | None:
         return None
     order, used = listed(read[:, :, 0].expand(cache.positions.shape))
     return Picked(order, used) if cache.entries.away or FEW * order.shape[2] <= cache.slots else None
+
+
+def narrowed(keys: Tensor, values: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Bring together the slots of keys and values [B, H, S, D] that any of T tokens sees, where they are few.
+
+    `seen` [B, H or 1, 1 or G, T, S] comes back for them alone.
+    """
+    some, slots = seen.any(3)[:, :, 0], keys.shape[2]
+    if seen.shape[2] > 1 or slots < LONG or FEW * int(some.sum(-1).max()) > slots:
+        return keys, values, seen
+    order, used = listed(some.expand(keys.shape[:3]))
+    few = Picked(order, used).seen(seen, slots)
+    return gather_slots(keys, order), gather_slots(values, order), few
 
 
 @dataclass(frozen=True)

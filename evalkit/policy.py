@@ -47,7 +47,7 @@ class Policy:
 
     paper: ClassVar[str] = ""
     presets: ClassVar[Presets] = MappingProxyType({})  # deviations, by name: policy:preset
-    needs: ClassVar[frozenset[str]] = frozenset()  # guess · rope · prepare · whole_prompt · same_length
+    needs: ClassVar[frozenset[str]] = frozenset()  # guess · rope · prepare · received · whole_prompt · same_length
     host: ClassVar[bool] = False  # entries live in host memory and are fetched when read
     at_once: ClassVar[bool] = False  # `read` takes many queries at once: entries alone decide, not what other queries read
     answers: ClassVar[bool] = False  # whether it answers any question itself: found once for a class, as it is asked in every layer

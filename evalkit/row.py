@@ -40,6 +40,7 @@ class Row:
     jobs: list[Job]
     counters: Counters
     kernel: Kernel = "sdpa"
+    asked: frozenset[int] | None = None  # the places whose predictions are read; None: all
     guess: Tensor | None = None  # the guess for the layer at hand, [1, H x G, N, D]
     previous: Tensor | None = None  # what the layer before was given
     rehearsing: bool = False  # whether a layer runs for its guess only
@@ -92,7 +93,10 @@ class Row:
         spread = lambda tensor: tensor[0].transpose(0, 1).unflatten(1, (heads, group))  # noqa: E731
         output = query.new_zeros(query.shape[2], heads, group, values.shape[3])
         guessed = None if self.guess is None else spread(self.guess)
-        tokens = Tokens(layer, spread(query), keys[0].transpose(0, 1), values[0].transpose(0, 1), guessed, output, self.kernel)
+        asked = self.asked if layer.index == self.depth - 1 else None
+        tokens = Tokens(
+            layer, spread(query), keys[0].transpose(0, 1), values[0].transpose(0, 1), guessed, output, self.kernel, asked
+        )
         for job in self.jobs:
             move(job, output.device)
         self.attend_packed(tokens)

@@ -176,6 +176,7 @@ class Session:
         """Take in tokens one by one under the policy; return the logits [1, V] after the last. `length` is `Engine.run`'s."""
         packing = Packing()
         self.wave(packing, tokens, basis, completes)
+        packing.readout.add(len(packing.tokens) - 1, 0, 0)
         return self.engine.run(packing, length)
 
     def wave(self, packing: Packing, tokens: Sequence[int], basis: int | None, completes: int, *, answers: bool = False) -> None:
@@ -252,4 +253,5 @@ class Session:
         basis = None if self.seen else 0  # a prompt of one token has taken in none
         self.said = (self.waiting[0], dict(self.state.caches))
         self.wave(packing, self.waiting, basis, 0 if self.protocol == "stream" else 1, answers=True)
+        packing.readout.add(len(packing.tokens) - 1, 0, 0)
         self.seen += 1

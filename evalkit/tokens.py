@@ -18,8 +18,12 @@ class Places:
 
     def __init__(self, index: Tensor) -> None:
         self.index = index
-        places = index.flatten().tolist()
-        self.start = places[0] if places and places == list(range(places[0], places[0] + len(places))) else None
+        self.numbers: list[int] = index.flatten().tolist()
+        self.start = self.numbers[0] if self.numbers and self.together() else None
+
+    def together(self) -> bool:
+        """Whether they lie in one piece, in order."""
+        return self.numbers == list(range(self.numbers[0], self.numbers[0] + len(self.numbers)))
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return their rows of `tensor` [N, ...], as [B, T, ...]."""
@@ -47,6 +51,7 @@ class Tokens:
     guess: Tensor | None  # [N, H, G, D] what the layer would have asked of the previous layer's input
     output: Tensor  # [N, H, G, D]
     kernel: Kernel
+    asked: frozenset[int] | None = None  # whose outputs matter; None: all
 
     def queries(self, places: Places) -> Tensor:
         """[B, H, G, T, D] the queries of the tokens at `places` [B, T]."""
@@ -59,6 +64,10 @@ class Tokens:
     def entries(self, places: Places) -> tuple[Tensor, Tensor]:
         """The keys and values [B, H, T, D] of the tokens at `places` [B, T]."""
         return places.of(self.keys).transpose(1, 2), places.of(self.values).transpose(1, 2)
+
+    def matter(self, places: Places) -> bool:
+        """Whether the output of any token at `places` is of use: in the last layer it is only where a prediction is read."""
+        return self.asked is None or not self.asked.isdisjoint(places.numbers)
 
     def put(self, places: Places, output: Tensor) -> None:
         """Set the outputs of the tokens at `places` [B, T] to `output` [B, H, G, T, D]."""

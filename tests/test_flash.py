@@ -57,7 +57,7 @@ def test_results_are_those_of_sdpa(calls, family, name):
 
 def test_all_prompts_of_a_row_go_in_one_call_a_layer(calls):
     scores(tiny(), "flash", build("full"))
-    assert len(calls) == tiny().config.num_hidden_layers
+    assert len(calls) == tiny().config.num_hidden_layers - 1  # what the last one would make of prompts nobody reads
     assert sorted(calls[0]) == [11, 29, 44]  # two documents have one prompt
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evalkit.masks import highest
+from evalkit.masks import LONG, highest
 
 
 def by_sorting(scores, count, among):
@@ -16,6 +16,15 @@ def by_sorting(scores, count, among):
         for place in sorted(places, key=lambda place: (-row[place], place))[: int(number)]:
             chosen[place] = True
     return found
+
+
+@pytest.mark.parametrize("slots", [LONG // 2, LONG + 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 200, torch.tensor([[7], [200]])])
+def test_long_rows_of_any_dtype_give_the_highest(count, dtype, slots):
+    scores = torch.randn(2, 2, slots, generator=torch.Generator().manual_seed(slots)).to(dtype)
+    among = torch.rand(scores.shape) < 0.7
+    assert torch.equal(highest(scores, count, among), by_sorting(scores, count, among))
 
 
 @pytest.mark.parametrize("values", [3, 1000])  # many ties, and few

@@ -40,6 +40,7 @@ class Recorded:
         attend = Row.attend
 
         def watched(row, layer, query, keys, values):
+            row.asked = None  # the last layer's outputs are wanted, too, of tokens whose prediction nobody reads
             output = attend(row, layer, query, keys, values)
             self.layers.setdefault(layer.index, {})[self.session.seen] = (layer, query, keys, values, output)
             return output

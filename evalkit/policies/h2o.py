@@ -36,7 +36,7 @@ class H2O(Policy):
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({"whole_answer"} if self.simulate else ())
+        return frozenset({"whole_answer"} if self.simulate else {"received"})
 
     @property
     def static(self) -> bool:

@@ -76,8 +76,8 @@ class InfiniGen(Policy):
         """[B, H, T, S] the highest score of the query group that is expected of each entry, in fp32 (fp64 for fp64 models)."""
         assert cache.guess is not None
         (batch, heads, group, count, _), partial = cache.guess.shape, exact(_partial(cache))
-        query = torch.matmul(exact(cache.guess).reshape(batch, heads, group * count, -1), partial)
-        scores = torch.matmul(query, exact(cache.marks["partial"]).transpose(2, 3)).mul_(cache.layer.scaling)
+        query = torch.matmul(exact(cache.guess).reshape(batch, heads, group * count, -1), partial).mul_(cache.layer.scaling)
+        scores = torch.matmul(query, exact(cache.marks["partial"]).transpose(2, 3))
         scores = scores.view(batch, heads, group, count, -1).amax(2)
         softcap = cache.layer.softcap
         return scores if softcap is None else torch.tanh(scores / softcap) * softcap
