@@ -13,19 +13,26 @@ LONG = 1 << 10  # scores from which rows are partitioned one by one sooner than 
 BLOCK_ELEMENTS = 1 << 20  # attention weights made at once: memory stays linear in the prompt
 
 
-def highest(scores: Tensor, count: Tensor | int, among: Tensor) -> Tensor:
+def highest(scores: Tensor, count: Tensor | int, among: Tensor | None = None) -> Tensor:
     """Return the `count` highest scores [..., S] among the mask `among`, as a mask; ties go to the earlier slot.
 
-    `count` is a number or a tensor that broadcasts to the scores' leading axes.
+    `count` is a number or a tensor that broadcasts to the scores' leading axes. Without `among`, it is those above -inf.
     """
-    scores = scores.masked_fill(~among, float("-inf"))
+    if among is not None and not bool(among.all()):
+        scores = scores.masked_fill(~among, float("-inf"))
     wanted = count[..., None] if isinstance(count, Tensor) else torch.tensor([count], device=scores.device)
     fewest, most = (min(int(limit), scores.shape[-1]) for limit in wanted.aminmax())
     if most < 1:
-        return torch.zeros_like(among)
+        return torch.zeros_like(scores, dtype=torch.bool)
     least = nth(scores, wanted.clamp(1, most).expand(*scores.shape[:-1], 1), most if fewest == most else None)
-    chosen = (scores >= least) & among & (wanted > 0)
-    if not bool((chosen.sum(-1, keepdim=True) > wanted).any()):
+    chosen = at_least(scores, least)
+    if fewest < 1:
+        chosen &= wanted > 0
+    if among is not None:
+        chosen &= among
+    elif bool((least == float("-inf")).any()):
+        chosen &= scores > float("-inf")
+    if not bool((counts(chosen, -1)[..., None] > wanted).any()):
         return chosen
     above = chosen & (scores > least)
     equal = chosen & ~above
@@ -39,7 +46,7 @@ def nth(scores: Tensor, count: Tensor, equal: int | None = None) -> Tensor:
     """
     if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
         best = scores.topk(equal or int(count.max()), dim=-1).values
-        return best.gather(-1, count - 1)
+        return best.gather(-1, count.long() - 1)
     values, slots = scores.detach().numpy(), scores.shape[-1]
     if equal:
         return torch.from_numpy(np.partition(values, slots - equal, axis=-1)[..., slots - equal, None])
@@ -50,6 +57,31 @@ def nth(scores: Tensor, count: Tensor, equal: int | None = None) -> Tensor:
     for row in np.ndindex(places.shape[:-1]):
         found[row] = np.partition(values[row], places[row][0])[places[row][0]]
     return torch.from_numpy(found)
+
+
+# PyTorch goes through masks number by number on CPUs; these take the same steps by vector instructions
+
+
+def at_least(scores: Tensor, least: Tensor) -> Tensor:
+    """Return which scores are no less than `least`, which broadcasts to them, as a mask."""
+    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
+        return scores >= least
+    return torch.from_numpy(np.greater_equal(scores.detach().numpy(), least.detach().numpy()))
+
+
+def counts(mask: Tensor, *axes: int) -> Tensor:
+    """Return how many are set along `axes`."""
+    return mask.view(torch.uint8).sum(axes, dtype=torch.int32)
+
+
+def some(mask: Tensor, axis: int) -> Tensor:
+    """Return where any is set along an axis."""
+    return mask.view(torch.uint8).amax(axis).view(torch.bool)
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where a mask is set and -inf where it is not, to be added to scores: 1 - 1 / x."""
+    return mask.view(torch.uint8).to(dtype).reciprocal_().neg_().add_(1)
 
 
 def pieces(count: int, each: int) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .cache import LayerCache
 from .entries import gather_slots
-from .masks import listed
+from .masks import counts, listed, some
 from .policy import Policy
 
 LONG, FEW = 512, 2  # slots from which entries are picked on the device, where they are at most one in FEW: below, a mask is as fast
@@ -60,10 +60,13 @@ def narrowed(keys: Tensor, values: Tensor, seen: Tensor) -> tuple[Tensor, Tensor
 
     `seen` [B, H or 1, 1 or G, T, S] comes back for them alone.
     """
-    some, slots = seen.any(3)[:, :, 0], keys.shape[2]
-    if seen.shape[2] > 1 or slots < LONG or FEW * int(some.sum(-1).max()) > slots:
+    slots = keys.shape[2]
+    if seen.shape[2] > 1 or slots < LONG:
         return keys, values, seen
-    order, used = listed(some.expand(keys.shape[:3]))
+    read = some(seen, 3)[:, :, 0]
+    if FEW * int(counts(read, -1).max()) > slots:
+        return keys, values, seen
+    order, used = listed(read.expand(keys.shape[:3]))
     few = Picked(order, used).seen(seen, slots)
     return gather_slots(keys, order), gather_slots(values, order), few
 

@@ -16,6 +16,7 @@ from .entries import Holding
 from .errors import UsageError, nearest
 from .layer import Head, exact
 from .marks import NOTHING, Marks
+from .masks import additive, at_least, counts
 from .masks import highest as top
 
 Natural = Annotated[int, Field(ge=0)]  # the knobs' types: 0, 1, 2, ...
@@ -190,6 +191,24 @@ def _each(count: Tensor | int) -> Tensor | int:
 
 
 __all__ = [
-    "NOTHING", "Budget", "Head", "Holding", "LayerCache", "Marks", "Model", "Natural", "Policy", "Positive", "Presets", "Share", "exact",
-    "first", "granted", "last", "top",
+    "NOTHING",
+    "Budget",
+    "Head",
+    "Holding",
+    "LayerCache",
+    "Marks",
+    "Model",
+    "Natural",
+    "Policy",
+    "Positive",
+    "Presets",
+    "Share",
+    "additive",
+    "at_least",
+    "counts",
+    "exact",
+    "first",
+    "granted",
+    "last",
+    "top",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..policy import Head, Holding, LayerCache, Model, Policy, Positive, Presets, Share, exact, top
+from ..policy import Head, Holding, LayerCache, Model, Policy, Positive, Presets, Share, additive, at_least, counts, exact, top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +64,14 @@ class InfiniGen(Policy):
         if cache.allowance is None or cache.layer.index < self.dense_layers:
             return None
         among = cache.open()[:, :, 0]
-        guessed = self.guessed(cache).masked_fill(~among, float("-inf"))
-        near = guessed >= guessed.amax(-1, keepdim=True) - self.alpha
+        guessed = self.guessed(cache)
+        guessed = guessed + additive(among, guessed.dtype)
+        near = at_least(guessed, guessed.amax(-1, keepdim=True) - self.alpha)
         allowance = cache.allowance[:, None]
-        count = (near.sum((1, 3)) // near.shape[1]).minimum(allowance)
+        count = (counts(near, 1, 3) // near.shape[1]).minimum(allowance)
         if self.dense_start:
             count = count.where(among[:, 0].sum(-1) >= allowance, allowance)
-        return top(guessed, count[:, None], among.expand_as(guessed))[:, :, None]
+        return top(guessed, count[:, None])[:, :, None]
 
     def guessed(self, cache: LayerCache) -> Tensor:
         """[B, H, T, S] the highest score of the query group that is expected of each entry, in fp32 (fp64 for fp64 models)."""

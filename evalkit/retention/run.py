@@ -25,7 +25,7 @@ from ..policy import Policy
 from ..spread import Crews, alone, processes
 from ..store import PackName, digest, locked, refuse_other
 from .address import redacted
-from .protocol import Asking, Protocol, load
+from .protocol import Asking, Bucket, Protocol, load
 from .records import KIND, Records
 from .scripts import Pack, Script
 
@@ -74,9 +74,9 @@ class Retention:
         return store
 
     def walk(self, store: Records, crew: Any, scripts: Mapping[str, Script]) -> None:
-        """Walk the packs that are not recorded yet."""
+        """Walk the packs that are not recorded yet, those of the longest conversations first: several workers then end together."""
         work = {}
-        for name in store.names():
+        for name in sorted(store.names(), key=lambda name: -Bucket.of(name.task)[1]):
             if self.lacks(store, name):
                 cell = store.cell_of(name)
                 policy = FULL if cell["control"] else cell["policy"].partition("(")[0]

@@ -36,6 +36,7 @@ class Talk:
     spoken: Spoken
     session: Session
     open: bool = False  # whether a generated reply was cut off before its end
+    heard: list[int] = field(default_factory=list)  # what was said since the session took in anything
     statement: Sequence[int] = ()  # the positions of the fact's tokens
     told: Sequence[int] = ()  # and of the answer's in it
     queries: list[Query] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Talk:
     @property
     def place(self) -> int:
         """The position of the next token."""
-        return self.session.seen + len(self.session.waiting)
+        return self.session.seen + len(self.session.waiting) + len(self.heard)
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Walk:
                 start = talk.place + len(tokens) - len(message.user)
                 talk.statement, talk.told = ([start + place for place in part] for part in (message.statement, message.told))
             talk.open = False
-        Group(self.engine, [talk.session for talk in talks]).feed(messages)
+        self.take_in(talks, messages)
 
     def after(self, talk: Talk, tokens: Tokens) -> Tokens:
         """A message's tokens, with those that end a reply which was cut off."""
@@ -98,17 +99,32 @@ class Walk:
         """Replay everyone's reply, or let the model give it; the fact's acknowledgement is never the model's."""
         given = [talk for talk in talks if self.protocol.replies == "replay" or talk.spoken.fact == number]
         if given:
-            group = Group(self.engine, [talk.session for talk in given])
-            group.feed([talk.spoken.messages[number].reply for talk in given], decoded=True)
+            self.take_in(given, [talk.spoken.messages[number].reply for talk in given], decoded=True)
         if free := [talk for talk in talks if talk not in given]:
             said = Group(self.engine, [talk.session for talk in free]).generate(self.protocol.reply_cap, self.chat.closed)
             for talk, tokens in zip(free, said, strict=True):
                 talk.open = not self.chat.closed(tokens)
 
+    def take_in(self, talks: Sequence[Talk], messages: Sequence[Tokens], *, decoded: bool = False) -> None:
+        """Have everyone's session take in a message. Where neither policy nor replies hang on when, all wait for the next query."""
+        if self.protocol.replies == "replay" and talks[0].session.cell.policy.passive:
+            for talk, tokens in zip(talks, messages, strict=True):
+                talk.heard += tokens
+        else:
+            Group(self.engine, [talk.session for talk in talks]).feed(messages, decoded=decoded)
+
+    def catch_up(self, talks: Sequence[Talk]) -> None:
+        """Have sessions take in what they wait with."""
+        if behind := [talk for talk in talks if talk.heard]:
+            Group(self.engine, [talk.session for talk in behind]).feed([talk.heard for talk in behind])
+        for talk in behind:
+            talk.heard = []
+
     # Queries
 
     def ask(self, talks: Sequence[Talk], turn: int) -> None:
         """Ask for the fact on a fork of each conversation."""
+        self.catch_up(talks)
         counters = self.engine.counters = Counters()
         start, forks = time.perf_counter(), [self.fork(talk.session) for talk in talks]
         places = [talk.place + talk.open * len(self.chat.closing) for talk in talks]
