@@ -36,7 +36,6 @@ class Talk:
     spoken: Spoken
     session: Session
     open: bool = False  # whether a generated reply was cut off before its end
-    heard: list[int] = field(default_factory=list)  # what was said since the session took in anything
     statement: Sequence[int] = ()  # the positions of the fact's tokens
     told: Sequence[int] = ()  # and of the answer's in it
     queries: list[Query] = field(default_factory=list)
@@ -44,7 +43,7 @@ class Talk:
     @property
     def place(self) -> int:
         """The position of the next token."""
-        return self.session.seen + len(self.session.waiting) + len(self.heard)
+        return self.session.seen + len(self.session.waiting)
 
 
 @dataclass
@@ -80,6 +79,10 @@ class Walk:
             return False
         return talk.place + len(talk.spoken.messages[number].user) + self.protocol.headroom <= self.positions
 
+    def at_once(self, talks: Sequence[Talk]) -> bool:
+        """Whether a message and its reply can be taken in together: the reply is known, and the policy does nothing in between."""
+        return self.protocol.replies == "replay" and talks[0].session.cell.policy.passive
+
     def say(self, talks: Sequence[Talk], number: int) -> None:
         """Take in everyone's next message."""
         messages = [self.after(talk, talk.spoken.messages[number].user) for talk in talks]
@@ -89,7 +92,9 @@ class Walk:
                 start = talk.place + len(tokens) - len(message.user)
                 talk.statement, talk.told = ([start + place for place in part] for part in (message.statement, message.told))
             talk.open = False
-        self.take_in(talks, messages)
+        if self.at_once(talks):
+            messages = [(*said, *talk.spoken.messages[number].reply) for said, talk in zip(messages, talks, strict=True)]
+        Group(self.engine, [talk.session for talk in talks]).feed(messages)
 
     def after(self, talk: Talk, tokens: Tokens) -> Tokens:
         """A message's tokens, with those that end a reply which was cut off."""
@@ -97,34 +102,21 @@ class Walk:
 
     def reply(self, talks: Sequence[Talk], number: int) -> None:
         """Replay everyone's reply, or let the model give it; the fact's acknowledgement is never the model's."""
+        if self.at_once(talks):
+            return
         given = [talk for talk in talks if self.protocol.replies == "replay" or talk.spoken.fact == number]
         if given:
-            self.take_in(given, [talk.spoken.messages[number].reply for talk in given], decoded=True)
+            group = Group(self.engine, [talk.session for talk in given])
+            group.feed([talk.spoken.messages[number].reply for talk in given], decoded=True)
         if free := [talk for talk in talks if talk not in given]:
             said = Group(self.engine, [talk.session for talk in free]).generate(self.protocol.reply_cap, self.chat.closed)
             for talk, tokens in zip(free, said, strict=True):
                 talk.open = not self.chat.closed(tokens)
 
-    def take_in(self, talks: Sequence[Talk], messages: Sequence[Tokens], *, decoded: bool = False) -> None:
-        """Have everyone's session take in a message. Where neither policy nor replies hang on when, all wait for the next query."""
-        if self.protocol.replies == "replay" and talks[0].session.cell.policy.passive:
-            for talk, tokens in zip(talks, messages, strict=True):
-                talk.heard += tokens
-        else:
-            Group(self.engine, [talk.session for talk in talks]).feed(messages, decoded=decoded)
-
-    def catch_up(self, talks: Sequence[Talk]) -> None:
-        """Have sessions take in what they wait with."""
-        if behind := [talk for talk in talks if talk.heard]:
-            Group(self.engine, [talk.session for talk in behind]).feed([talk.heard for talk in behind])
-        for talk in behind:
-            talk.heard = []
-
     # Queries
 
     def ask(self, talks: Sequence[Talk], turn: int) -> None:
         """Ask for the fact on a fork of each conversation."""
-        self.catch_up(talks)
         counters = self.engine.counters = Counters()
         start, forks = time.perf_counter(), [self.fork(talk.session) for talk in talks]
         places = [talk.place + talk.open * len(self.chat.closing) for talk in talks]
