@@ -16,7 +16,7 @@ from . import kernels
 from .cache import LayerCache
 from .counters import Counters
 from .kernels import Kernel
-from .masks import pieces
+from .masks import counts, pieces, some
 from .memory import Cell, Grants, State, observing
 from .picking import Foreseen, Picked, joined, narrowed, picked
 from .tokens import Places, Tokens
@@ -52,7 +52,7 @@ class Gulp:
         allowed = mask if chosen is None else mask & chosen
         if chosen is not None:
             with counters.phase("policy"):
-                few = picked(self.cell.policy, cache, allowed[..., : cache.slots].any(3))
+                few = picked(self.cell.policy, cache, some(allowed[..., : cache.slots], 3))
         with counters.phase("transfer" if cache.entries.away else "attention"):
             held = self.cell.entries(cache) if few is None else cache.entries.chosen(few.order)
         with counters.phase("attention"):
@@ -96,8 +96,8 @@ class Gulp:
     def totals(self, cache: LayerCache, allowed: Tensor | None = None) -> Tensor:
         """[3, B] the entries that queries read (a query group's by their union) and could reach, and the queries, by answers."""
         heads, window = cache.positions.shape[1], cache.layer.window
-        mask = self.mask(cache) if allowed is None else allowed.any(2, keepdim=True)
-        read = mask.sum(-1).sum((1, 2)) * (heads // mask.shape[1])
+        mask = self.mask(cache) if allowed is None else some(allowed, 2)[:, :, None]
+        read = counts(mask, -1).sum((1, 2)) * (heads // mask.shape[1])
         reach = cache.seen[:, None] + self.depth + 1
         reach = (reach if window is None else reach.clamp(max=window)) * heads
         return torch.stack([read, reach, torch.ones_like(read)]).mul_(self.paths).sum(2)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .masks import additive
+
 
 @dataclass(frozen=True, eq=False)
 class Layer:
@@ -51,7 +53,7 @@ class Layer:
         """Take what is not visible out of scores [B * H, G * T, S]."""
         if visible.is_floating_point():
             return scores.add_(visible)
-        return scores.view(shape).masked_fill_(~visible, float("-inf"))
+        return scores.view(shape).add_(additive(visible, scores.dtype))
 
 
 class Head(NamedTuple):
