@@ -9,6 +9,8 @@ import yaml
 
 from .errors import UsageError
 
+PATH = re.compile(r"""(?:(?<![^\s='",])(?:~|[A-Za-z]:)?[\\/](?:[^\s'",\\/]+[\\/])+)([^\s'",\\/]+)""")
+
 
 def spelled(text: str) -> tuple[str, dict[str, Any]]:
     """Return the policy and the knobs that `quest(dense_layers=0, page=8)` stands for. Raises UsageError for values that are none."""
@@ -20,6 +22,15 @@ def spelled(text: str) -> tuple[str, dict[str, Any]]:
         return match[1], {name.strip(): yaml.safe_load(value) for name, _, value in knobs}
     except yaml.YAMLError:
         raise UsageError(f"policy={text} cannot be read: give knobs as {match[1]}(NAME=VALUE, ...)") from None
+
+
+def placeless(value: Any) -> Any:
+    """Return a manifest's value with absolute paths cut to their last parts: where files lay is not for a report's readers."""
+    if isinstance(value, dict):
+        return {name: placeless(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [placeless(each) for each in value]
+    return PATH.sub(r"\1", value) if isinstance(value, str) else value
 
 
 def listed(text: str) -> list[str]:

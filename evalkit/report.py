@@ -12,6 +12,7 @@ from typing import Any
 from . import stats
 from .budget import Budget
 from .errors import UsageError
+from .naming import placeless
 from .runs import Answers, Cell, Run, Task
 from .spots import Clusters, Entry, Spot, furthest, judge, known, mean, spot
 from .store import ASIDE
@@ -59,7 +60,7 @@ def report(run: Run) -> Report:
         reference=shown["reference"],
         incomplete=[str(name) for name in run.missing],
         groups=groups,
-        aside={name: manifest.get(name) for name in sorted(ASIDE - {"shown", "paged"})}
+        aside=placeless({name: manifest.get(name) for name in sorted(ASIDE - {"shown", "paged"})})
         | {"seconds": run.seconds, "computed_tokens": run.tokens},
     )
 
@@ -69,7 +70,7 @@ def _provenance(run: Run) -> Entry:
     manifest = run.store.manifest
     models = [{name: value for name, value in model.items() if name != "packs"} for model in manifest["models"]]
     told = {name: value for name, value in manifest.items() if name not in {"schema", "cells", "tasks", *ASIDE}}
-    return {"run": run.store.digest, **told, "models": models}
+    return dict(placeless({"run": run.store.digest, **told, "models": models}))
 
 
 # One model under one protocol

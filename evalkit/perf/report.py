@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..naming import placeless
 from ..store import ASIDE, Store
 from .records import KIND, OK, Point, Points
 
@@ -119,8 +120,10 @@ class Report:
             "cells": [cell["label"] for cell in self.manifest["cells"]],
             "rows": self.rows,
             "missing_rounds": self.missing,
-            "provenance": {"run": self.digest, **{name: value for name, value in self.manifest.items() if name not in aside}},
-            "aside": {name: self.manifest.get(name) for name in sorted(ASIDE - {"shown"})},
+            "provenance": placeless(
+                {"run": self.digest, **{name: value for name, value in self.manifest.items() if name not in aside}}
+            ),
+            "aside": placeless({name: self.manifest.get(name) for name in sorted(ASIDE - {"shown"})}),
         }
 
 

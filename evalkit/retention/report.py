@@ -14,6 +14,7 @@ from typing import Any
 from .. import stats
 from ..formats import as_csv
 from ..likeness import kappa
+from ..naming import placeless
 from ..plan import FULL
 from ..sections import spaced
 from ..spots import known
@@ -166,8 +167,8 @@ class Report:
             "agreement": self.kappas(),
             "rows": self.rows,
             "missing_packs": self.missing,
-            "provenance": {"run": self.digest, **{name: value for name, value in self.manifest.items() if name not in aside}},
-            "aside": {name: self.manifest.get(name) for name in sorted(ASIDE - {"shown"})},
+            "provenance": placeless({"run": self.digest, **{name: value for name, value in self.manifest.items() if name not in aside}}),
+            "aside": placeless({name: self.manifest.get(name) for name in sorted(ASIDE - {"shown"})}),
         }  # fmt: skip
 
     @property
