@@ -122,7 +122,7 @@ class Reply:
         held, query = self.state.caches[tokens.layer.index], tokens.queries(self.places)
         cache = held.append(*tokens.entries(self.places), decoding=True, complete=False)
         policy, drawn, matter = self.cell.policy, None, tokens.matter(self.places)
-        if matter and "received" in policy.needs and not kernels.fused(tokens.kernel, query.device):
+        if matter and "received" in policy.needs and not kernels.fused(tokens.kernel, query):
             with counters.phase("attention"):
                 output, drawn = kernels.drawing(cache, query)
         with counters.phase("policy"):

@@ -87,8 +87,8 @@ class Runner:
     def run(self, packing: Packing, length: int = 0) -> Tensor:
         """Run a packed row; return the logits [W, V] at its readout's places, each place once, in order.
 
-        Of tokens whose prediction nobody reads the last layer makes entries alone. A rotation that follows the length is that of a
-        sequence of `length` tokens where the row's own are fewer.
+        Of prompts, messages and replies that no prediction is read of, the last layer makes entries alone. A rotation that follows the
+        length is that of a sequence of `length` tokens where the row's own are fewer.
         """
         wanted = sorted(set(packing.readout.places))
         if length and attention.follows_length(self.model.config):

@@ -1,12 +1,12 @@
 """The attention kernels a layer may run on: PyTorch's SDPA, flash-attn or plain matrix products; knows no policy.
 
-Shapes: B sequences, H key/value heads, G queries per head, T new tokens, S slots, D head size. Keys and values are never repeated
-over the query group: where a mask is needed the group is folded into the query axis.
+Shapes: B sequences, H key/value heads, G queries per head, T new tokens, S slots, D head size. Held keys and values are never
+repeated over the query group: it is folded into the query axis, or heads attend side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, get_args
 
 import torch
@@ -71,16 +71,20 @@ def apart(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, held: int) 
 
 def drawing(cache: LayerCache, query: Tensor) -> tuple[Tensor, Tensor]:
     """Attend as `whole` does, and return also what each slot `received`, [B, H, G, S]: both by the same weights."""
-    values, outputs, received = cache.entries.dense()[1], [], []
-    for weights in cache.weighed(query):
-        outputs.append(mixed(weights, values[:, :, : weights.shape[-1]]))
-        received.append(weights.sum(3))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=3), summed(received)
+    values, outputs = cache.entries.dense()[1], []
+
+    def received() -> Iterator[Tensor]:
+        for weights in cache.weighed(query):
+            outputs.append(mixed(weights, values[:, :, : weights.shape[-1]]))
+            yield weights.sum(3)
+
+    total = summed(received())
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=3), total
 
 
-def fused(kernel: Kernel, device: torch.device) -> bool:
-    """Whether attention alone is far cheaper than by weights that are there to be looked at."""
-    return kernel != "eager" and device.type != "cpu"
+def fused(kernel: Kernel, query: Tensor) -> bool:
+    """Whether outputs are to come from a fused kernel even where weights are looked at: it is far cheaper there, or rounds otherwise."""
+    return kernel != "eager" and not (query.is_cpu and query.element_size() >= 4)
 
 
 def plain(layer: Layer) -> bool:

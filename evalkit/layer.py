@@ -53,6 +53,8 @@ class Layer:
         """Take what is not visible out of scores [B * H, G * T, S]."""
         if visible.is_floating_point():
             return scores.add_(visible)
+        if not scores.is_cpu:
+            return scores.view(shape).masked_fill_(~visible, float("-inf"))
         return scores.view(shape).add_(additive(visible, scores.dtype))
 
 

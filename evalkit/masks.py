@@ -18,7 +18,7 @@ def highest(scores: Tensor, count: Tensor | int, among: Tensor | None = None) ->
 
     `count` is a number or a tensor that broadcasts to the scores' leading axes. Without `among`, it is those above -inf.
     """
-    if among is not None and not bool(among.all()):
+    if among is not None and not (scores.is_cpu and bool(among.all())):
         scores = scores.masked_fill(~among, float("-inf"))
     wanted = count[..., None] if isinstance(count, Tensor) else torch.tensor([count], device=scores.device)
     fewest, most = (min(int(limit), scores.shape[-1]) for limit in wanted.aminmax())
@@ -59,7 +59,7 @@ def nth(scores: Tensor, count: Tensor, equal: int | None = None) -> Tensor:
     return torch.from_numpy(found)
 
 
-# PyTorch goes through masks number by number on CPUs; these take the same steps by vector instructions
+# PyTorch goes through masks number by number on CPUs; these take the same steps by vector instructions there
 
 
 def at_least(scores: Tensor, least: Tensor) -> Tensor:
@@ -104,10 +104,13 @@ def hidden(count: int, before: int, slots: int, group: int, dtype: torch.dtype, 
 
 
 def summed(parts: Iterable[Tensor]) -> Tensor:
-    """Add up parts [..., R] that reach further and further, the last of them over all."""
-    total, *others = reversed(list(parts))
-    for part in others:
-        total[..., : part.shape[-1]] += part
+    """Add up parts [..., R] as they come, each of which reaches at least as far as the one before."""
+    total: Tensor | None = None
+    for part in parts:
+        if total is not None:
+            part[..., : total.shape[-1]] += total
+        total = part
+    assert total is not None
     return total
 
 

@@ -197,7 +197,7 @@ class Block:
             blocks = cache.blocks(count, query.shape[2])
             return kernels.masked(cache.layer, query, *cell.entries(cache), mask, blocks, kernel), None
         looked_at = any("received" in branch.cell.policy.needs for branch in self.branches) and self.own == self.index.shape[1]
-        if looked_at and not kernels.fused(kernel, query.device):
+        if looked_at and not kernels.fused(kernel, query):
             return kernels.drawing(cache, query)
         return kernels.whole(cache, query, kernel), None
 

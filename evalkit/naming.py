@@ -9,7 +9,7 @@ import yaml
 
 from .errors import UsageError
 
-PATH = re.compile(r"""(?:(?<![^\s='",])(?:~|[A-Za-z]:)?[\\/](?:[^\s'",\\/]+[\\/])+)([^\s'",\\/]+)""")
+PATH = re.compile(r"""(?<![^\s='",(\[:])(?:~?/(?!/)|[A-Za-z]:[\\/]|\\\\)(?:[^\s'",()\[\]\\/]+[\\/])+([^\s'",()\[\]\\/]+)""")
 
 
 def spelled(text: str) -> tuple[str, dict[str, Any]]:
@@ -25,9 +25,12 @@ def spelled(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def placeless(value: Any) -> Any:
-    """Return a manifest's value with absolute paths cut to their last parts: where files lay is not for a report's readers."""
+    """Return a manifest's value with absolute paths cut to their last parts: where files lay is not for a report's readers.
+
+    What is called `name` stays, as others know it by that.
+    """
     if isinstance(value, dict):
-        return {name: placeless(each) for name, each in value.items()}
+        return {name: each if name == "name" else placeless(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [placeless(each) for each in value]
     return PATH.sub(r"\1", value) if isinstance(value, str) else value

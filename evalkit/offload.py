@@ -42,7 +42,7 @@ class Host:
             return rest.append(keys, values), stream.record_event()
 
     def fetch(self, pair: Pair, device: torch.device) -> Pair:
-        """Bring keys and values, of which no one else holds this copy, to the device."""
+        """Bring keys and values, which no one else holds or which are copied next, to the device."""
         self.fetched += sum(tensor.nbytes for tensor in pair)
         if device.type != "cuda":
             return pair

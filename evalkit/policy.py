@@ -191,24 +191,6 @@ def _each(count: Tensor | int) -> Tensor | int:
 
 
 __all__ = [
-    "NOTHING",
-    "Budget",
-    "Head",
-    "Holding",
-    "LayerCache",
-    "Marks",
-    "Model",
-    "Natural",
-    "Policy",
-    "Positive",
-    "Presets",
-    "Share",
-    "additive",
-    "at_least",
-    "counts",
-    "exact",
-    "first",
-    "granted",
-    "last",
-    "top",
+    "NOTHING", "Budget", "Head", "Holding", "LayerCache", "Marks", "Model", "Natural", "Policy", "Positive", "Presets", "Share", "additive",
+    "at_least", "counts", "exact", "first", "granted", "last", "top",
 ]  # fmt: skip

@@ -29,10 +29,10 @@ def facts(count, slots, batch=1, dtype=torch.float64):
     return query, *torch.randn(2, batch, HEADS, slots, SIZE).to(dtype)
 
 
-def continued(count, slots):
+def continued(count, slots, layer=LAYER):
     """A cache whose last `count` slots were taken in last, and their queries."""
     query, keys, values = facts(count, slots)
-    begun = LayerCache.begun(LAYER, keys[:, :, :-count], values[:, :, :-count], complete=True)
+    begun = LayerCache.begun(layer, keys[:, :, :-count], values[:, :, :-count], complete=True)
     return begun.append(keys[:, :, -count:], values[:, :, -count:]), query
 
 
@@ -53,16 +53,22 @@ def test_masks_of_any_shape_hide_what_they_hide(dtype, batch, shape, count):
 
 
 @pytest.mark.parametrize("count", [1, 7, 90])
-def test_a_long_past_and_what_is_new_are_attended_to_apart(count, monkeypatch):
-    cache, query = continued(count, 200)
+@pytest.mark.parametrize("window", [None, 200, 150])
+def test_a_long_past_and_what_is_new_are_attended_to_apart(count, window, monkeypatch):
+    cache, query = continued(count, 200, Layer(scaling=0.25, window=window))
     expected, attended = plainly(cache, query), []
     apart = kernels.apart
     monkeypatch.setattr(kernels, "LONG", 100)
     monkeypatch.setattr(kernels, "apart", lambda *given: attended.append(given) or apart(*given))
     torch.testing.assert_close(whole(cache, query, "sdpa"), expected, atol=1e-12, rtol=0)
-    assert len(attended) == 1
+    assert len(attended) == (window != 150)  # which hides some of the past
     torch.testing.assert_close(whole(cache, query, "eager"), expected, atol=1e-12, rtol=0)
-    assert len(attended) == 1
+    assert len(attended) == (window != 150)
+
+
+def test_only_what_rounds_alike_gives_outputs_by_the_weights_that_are_looked_at():
+    single, half = torch.zeros(2, dtype=torch.float32), torch.zeros(2, dtype=torch.bfloat16)
+    assert [kernels.fused("sdpa", single), kernels.fused("sdpa", half), kernels.fused("eager", half)] == [False, True, False]
 
 
 @pytest.mark.parametrize("elements", [masks.BLOCK_ELEMENTS, 3000])  # one block, and many

@@ -24,7 +24,9 @@ def by_sorting(scores, count, among):
 def test_long_rows_of_any_dtype_give_the_highest(count, dtype, slots):
     scores = torch.randn(2, 2, slots, generator=torch.Generator().manual_seed(slots)).to(dtype)
     among = torch.rand(scores.shape) < 0.7
-    assert torch.equal(highest(scores, count, among), by_sorting(scores, count, among))
+    expected = by_sorting(scores, count, among)
+    assert torch.equal(highest(scores, count, among), expected)
+    assert torch.equal(highest(scores.masked_fill(~among, float("-inf")), count), expected)
 
 
 @pytest.mark.parametrize("values", [3, 1000])  # many ties, and few
@@ -34,4 +36,6 @@ def test_the_highest_are_those_that_a_stable_sort_puts_first(values, count):
     scores = torch.randint(values, (2, 3, 11), generator=draw).double()
     among = torch.rand(scores.shape, generator=draw) < 0.7
     scores[0, 0, :4] = float("inf")
-    assert torch.equal(highest(scores, count, among), by_sorting(scores, count, among))
+    expected = by_sorting(scores, count, among)
+    assert torch.equal(highest(scores, count, among), expected)
+    assert torch.equal(highest(scores.masked_fill(~among, float("-inf")), count), expected)

@@ -15,7 +15,9 @@ from evalkit.naming import placeless
         ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
         ("http://localhost:8000/v1", "http://localhost:8000/v1"),
         ("</s> [/INST] / 3.5 // x", "</s> [/INST] / 3.5 // x"),
-        ({"source": ["/a/b", 3, None]}, {"source": ["b", 3, None]}),
+        ("(/home/me/x) [/home/me/y] host:/home/me/z", "(x) [y] host:z"),
+        (r"'\n\n' + \d+\.\d", r"'\n\n' + \d+\.\d"),
+        ({"source": ["/a/b", 3, None], "name": "/a/b"}, {"source": ["b", 3, None], "name": "/a/b"}),
     ],
 )
 def test_paths_are_cut_to_names_and_all_else_stays(given, told):

@@ -95,6 +95,17 @@ def test_a_conversation_walks_as_it_would_alone(name, replies):
             assert mine["logprobs"] == pytest.approx(theirs["logprobs"], abs=2e-4)
 
 
+def test_a_message_and_its_reply_taken_in_together_change_nothing(monkeypatch):
+    together, apart = walk(), walk()
+    found = together.through(SCRIPTS, build("full"))
+    monkeypatch.setattr(Walk, "at_once", lambda *given: False)
+    for queries, others in zip(found, apart.through(SCRIPTS, build("full")), strict=True):
+        assert timeless(queries) == timeless(others)
+        for one, other in zip(queries, others, strict=True):
+            assert one["logprobs"] == pytest.approx(other["logprobs"], abs=1e-3)
+    torch.testing.assert_close(held(together), held(apart))
+
+
 def test_contexts_and_distances_are_those_of_the_tokens():
     (queries,) = walk().through(SCRIPTS[:1], policy("full"))
     said = spoken(SCRIPTS[0], CHAT, (2, 4))
