@@ -11,13 +11,14 @@ from torch import Tensor
 from . import attention
 from .cache import LayerCache
 from .counters import Tally
-from .decoding import Reply, Wave
+from .decoding import Wave
 from .documents import Document, shared
 from .engine import Runner
 from .errors import UsageError
 from .memory import Block, Branch, Cell, Grants, State
 from .packing import Packing
 from .policy import Policy
+from .replies import Reply
 from .scoring import CellScores, Score, Scoring
 
 Progress = Callable[[int], None]
