@@ -44,7 +44,7 @@ def nth(scores: Tensor, count: Tensor, equal: int | None = None) -> Tensor:
 
     On CPUs NumPy partitions and sorts several times faster than PyTorch: the values alone, and by vector instructions.
     """
-    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
+    if not numpys(scores):
         best = scores.topk(equal or int(count.max()), dim=-1).values
         return best.gather(-1, count.long() - 1)
     values, slots = scores.detach().numpy(), scores.shape[-1]
@@ -62,9 +62,14 @@ def nth(scores: Tensor, count: Tensor, equal: int | None = None) -> Tensor:
 # PyTorch goes through masks number by number on CPUs; these take the same steps by vector instructions there
 
 
+def numpys(scores: Tensor) -> bool:
+    """Whether NumPy can look at scores where they lie, in their own precision."""
+    return scores.is_cpu and scores.dtype in (torch.float32, torch.float64)
+
+
 def at_least(scores: Tensor, least: Tensor) -> Tensor:
     """Return which scores are no less than `least`, which broadcasts to them, as a mask."""
-    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
+    if not numpys(scores):
         return scores >= least
     return torch.from_numpy(np.greater_equal(scores.detach().numpy(), least.detach().numpy()))
 
@@ -116,12 +121,12 @@ def summed(parts: Iterable[Tensor]) -> Tensor:
 
 def listed(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return where `mask` [B, H, S] is set, [B, H, W]; and which of these places are meant (None: all)."""
-    counts, found = mask.sum(-1), mask.nonzero()[:, 2]
-    width = int(counts.max()) if counts.numel() else 0
-    if len(found) == counts.numel() * width:
-        return found.view(*counts.shape, width), None
-    used = torch.arange(width, device=mask.device) < counts[..., None]
-    return counts.new_zeros(used.shape).masked_scatter_(used, found), used
+    numbers, found = mask.sum(-1), mask.nonzero()[:, 2]
+    width = int(numbers.max()) if numbers.numel() else 0
+    if len(found) == numbers.numel() * width:
+        return found.view(*numbers.shape, width), None
+    used = torch.arange(width, device=mask.device) < numbers[..., None]
+    return numbers.new_zeros(used.shape).masked_scatter_(used, found), used
 
 
 @lru_cache(maxsize=64)
