@@ -6,7 +6,7 @@ tokens, S slots, D head size. Acting on a cache returns a new one, so a fork is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -44,7 +44,9 @@ class LayerCache:
     complete: bool = True  # the newest token ends a prompt or a message: static policies act only now
     gaps: bool = False  # whether heads may differ in what their queries see
     roomy: int = 0  # while decoding, forgotten slots are compacted away once S exceeds this
-    attended: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # the last query and its weights
+    attended: tuple[Tensor, Callable[[], Tensor]] | None = field(
+        default=None, repr=False
+    )  # the last query, and what gives its weights
     drawn: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # the last queries and what each slot `received` of them
 
     @classmethod
@@ -137,7 +139,7 @@ class LayerCache:
     def weights(self, query: Tensor) -> Tensor:
         """Return how much each of the newest T queries attends to each slot, [B, H, G, T, S]."""
         if self.attended is not None and self.attended[0] is query:
-            return self.attended[1]
+            return self.attended[1]()
         return self.layer.attention(query, self.entries.dense()[0], self.seen_by(query))
 
     def received(self, query: Tensor) -> Tensor:
@@ -145,7 +147,7 @@ class LayerCache:
         if self.drawn is not None and self.drawn[0] is query:
             return self.drawn[1]
         if self.attended is not None and self.attended[0] is query:
-            return self.attended[1].sum(3)
+            return self.attended[1]().sum(3)
         return summed(weights.sum(3) for weights in self.weighed(query))
 
     def weighed(self, query: Tensor) -> Iterator[Tensor]:

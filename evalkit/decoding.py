@@ -151,7 +151,7 @@ class Wave:
             expected = None if guess is None else guess[:active, :, :, now]
             asking = replace(cache, guess=expected)
             one = query[:active, :, :, now], keys[:active, :, now], values[:active, :, now]
-            cache, output = self.step(asking, *one, step, counters)
+            cache, output = self.step(asking, *one, step, counters, tokens.kernel)
             outputs[:active, :, :, now] = output
         self.finish(cache, outputs, tokens)
 
@@ -192,7 +192,7 @@ class Wave:
         return read, picked(self.cell.policy, cache, (read if cache.uniform else read & cache.open())[:, :, :, 0])
 
     def step(
-        self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int, counters: Counters
+        self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int, counters: Counters, kernel: kernels.Kernel
     ) -> tuple[LayerCache, Tensor]:
         """Take in one token a sequence; return what is held then and the attention's output [B, H, G, 1, D]."""
         policy, place = self.cell.policy, "transfer" if cache.entries.away else "attention"
@@ -207,14 +207,13 @@ class Wave:
                 held = joined(ahead.held if ahead else cache.entries.chosen(few.order), (keys, values))
         with counters.phase("attention"):
             allowed = few.visible() if few is not None else self.visible(grown, read)
-            weights = cache.layer.attention(query, held[0], allowed)
-            output = kernels.mixed(weights, held[1])
+            output, weighed = kernels.stepped(cache.layer, query, *held, allowed, kernel, looked_at=policy.overrides("evict"))
         if self.paths is not None and self.cell.tally is not None:
             self.count(grown, held[0].shape[2], allowed, step)
         if not policy.passive:
             with counters.phase("policy"):
-                attended = query, weights if few is None else few.spread(weights, cache.slots)
-                grown = policy.observe(replace(grown, attended=attended), query)
+                spread = weighed if few is None else lambda: few.spread(weighed(), cache.slots)
+                grown = policy.observe(replace(grown, attended=(query, spread)), query)
                 grown = policy.evict(policy.write(grown), query)
         with counters.phase(place):
             return self.cell.stowed(grown.expired()), output

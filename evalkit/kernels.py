@@ -7,6 +7,7 @@ repeated over the query group: it is folded into the query axis, or heads attend
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -118,6 +119,16 @@ def explicit(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Te
     return mixed(layer.attention(query, keys, mask), values)
 
 
+def stepped(
+    layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, kernel: Kernel, *, looked_at: bool
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Attend from a decoded token, [B, H, G, 1, D]; return also what gives its weights, which are made at once if they are `looked_at`."""
+    if kernel == "eager" or not plain(layer) or looked_at:
+        weights = layer.attention(query, keys, mask)
+        return mixed(weights, values), lambda: weights
+    return folded(layer, query, keys, values, mask), partial(layer.attention, query, keys, mask)
+
+
 def mixed(weights: Tensor, values: Tensor) -> Tensor:
     """Mix values [B, H, S, D] by weights [B, H, G, T, S]."""
     batch, heads, group, count, slots = weights.shape
@@ -125,10 +136,11 @@ def mixed(weights: Tensor, values: Tensor) -> Tensor:
     return output.view(batch, heads, group, count, -1)
 
 
-def folded(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Attend by SDPA with the query group folded into the query axis."""
+def folded(layer: Layer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend by SDPA with the query group folded into the query axis. Without a mask every query sees every slot."""
     batch, heads, group, count, size = query.shape
-    mask = mask[:, :, 0] if mask.shape[2] == 1 == group else mask.expand(-1, -1, group, -1, -1).flatten(2, 3)
+    if mask is not None:
+        mask = mask[:, :, 0] if mask.shape[2] == 1 == group else mask.expand(-1, -1, group, -1, -1).flatten(2, 3)
     output = scaled_dot_product_attention(query.reshape(batch, heads, group * count, size), keys, values, mask, scale=layer.scaling)
     return output.view(batch, heads, group, count, -1)
 

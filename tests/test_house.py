@@ -35,9 +35,9 @@ ROWS = (
         "retention.chat",
         "retention.clusters",
         "retention.scores",
-        "retention.recall_rows",
+        "retention.recall_words",
     ),
-    ("layer",),
+    ("layer", "retention.recall_rows"),
     (
         "cache",
         "counters",
@@ -55,6 +55,7 @@ ROWS = (
     ),
     (
         "policy",
+        "retention.recall_places",
         "kernels",
         "data",
         "plan",

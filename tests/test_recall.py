@@ -10,8 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evalkit.retention.recall_rows import ASSISTANT, BOS, END, LONGEST, USER, Rows, Words, masks, read_facts, templates
+from evalkit.retention.recall_rows import ASSISTANT, BOS, END, LONGEST, USER, Rows, masks, read_facts, templates
+from evalkit.retention.recall_words import JOINED, Words
 from evalkit.retention.scores import contains
+from evalkit.retention.train_recall import prose
 from evalkit.rooms import room
 
 FOLDER = room("retention") / "recall"
@@ -97,11 +99,16 @@ def test_it_does_not_know_what_it_was_not_told() -> None:
     assert sum(replies(fact, told=False, tokens=300) for fact in SAMPLE) <= 1
 
 
-def test_no_training_value_is_an_answer_or_a_distractor() -> None:
+@pytest.mark.parametrize("rich", [0.0, 0.5])
+def test_no_training_value_is_an_answer_or_a_distractor(rich: float) -> None:
     _, words = rows()
     rng = random.Random(0)
-    values = {words.value(fact["answers"][0], rng).lower() for fact in FACTS for _ in range(50)}
+    values = {words.value(fact["answers"][0], rng, rich).lower() for fact in FACTS for _ in range(50)}
     assert len(values) > 3000 and not values & HELD_OUT
+    joints = {" ".join(form.split()[1:-1]) for form in JOINED if form.startswith("word ") and form.endswith(" word")}
+    joined = sum(any(f" {joint} " in value for joint in joints) for value in values)
+    assert (joined > 300) == bool(rich)
+    assert (sum(any(value[:length] in value[length:] for length in (3, 4)) for value in values if value.isalpha()) > 100) == bool(rich)
     assert not any(gap["answers"][0] in told.statement for gap, told in zip(FACTS, templates(FACTS), strict=True))
 
 
@@ -133,6 +140,22 @@ def test_chats_of_a_row_do_not_hear_each_others_questions() -> None:
 
 def within(ids: list[int], part: list[int]) -> bool:
     return any(ids[start : start + len(part)] == part for start in range(len(ids)))
+
+
+def test_rich_rows_are_of_prose_without_answers_and_ask_for_pieces_of_it() -> None:
+    maker, words = rows()
+    sentences = prose(words)
+    assert len(sentences) > 1500
+    assert words.holds(f"So {FACTS[0]['answers'][0].upper()}, then.") and not any(words.holds(sentence) for sentence in sentences)
+    coded = [maker.encode(sentence) for sentence in sentences]
+    piece = lambda tokens: any(within(sentence, tokens) for sentence in coded)  # noqa: E731
+    rng = random.Random(5)
+    plain = [maker.tokens(4, rng) for _ in range(60)]
+    maker.read(sentences)
+    maker.rich = 0.5
+    found = [maker.tokens(4, rng) for _ in range(60)]
+    assert sum(map(piece, plain)) == 0 and 15 < sum(map(piece, found)) < 45
+    assert maker.filler[-1] in coded
 
 
 def test_a_run_to_copy_is_repeated() -> None:

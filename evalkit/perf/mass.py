@@ -14,6 +14,7 @@ from torch import Tensor
 from ..cache import LayerCache
 from ..counters import Counters
 from ..decoding import Wave
+from ..kernels import Kernel
 from ..packing import Packing
 from ..session import Session
 
@@ -33,10 +34,10 @@ class Looking(Wave):
     looks: list[Look] = field(default_factory=list)
 
     def step(
-        self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int, counters: Counters
+        self, cache: LayerCache, query: Tensor, keys: Tensor, values: Tensor, step: int, counters: Counters, kernel: Kernel
     ) -> tuple[LayerCache, Tensor]:
         self.looks.append(self.look(cache, query, cache.append(keys, values, decoding=True)))
-        return super().step(cache, query, keys, values, step, counters)
+        return super().step(cache, query, keys, values, step, counters, kernel)
 
     def look(self, cache: LayerCache, query: Tensor, grown: LayerCache) -> Look:
         """Note which of the entries the step reads, and how it attends to them."""

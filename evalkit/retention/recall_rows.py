@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,14 +14,13 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
+from evalkit.retention.recall_words import Words
+
 SPECIALS = ("<|pad|>", "<|bos|>", "<|user|>", "<|assistant|>", "<|end|>")
 PAD, BOS, USER, ASSISTANT, END = range(len(SPECIALS))
 VOCABULARY = 3072
-KEPT = {"the", "a", "an", "at", "of"}  # words of an answer that every value shares with it
-ANY = 0.4  # the share of values that are tokens in no order, so that every token is met as part of one
-NAMES = 0.55  # the share of invented names among the words of a value
+ANY = 0.4  # the share of values that are tokens in no order, so that every token is met as part of one; or pieces of filler
 MEMORY, LEAST = 0.1, 0.1  # the weight of the newest answer to a fact, and the chance to be drawn of one that is always right
-MARKS = (("-", "-", "-"), ("1.", "2.", "3."))  # of lists
 LONGEST = 8192  # the last position that training shows
 FILLER = (0.25, 0.4, 0.6)  # the share of a row that is filler
 EARLY = (0.0, 0.0, 0.1, 0.4)  # the share of the filler that comes before the facts
@@ -52,73 +50,6 @@ class Template:
     reply: str
     questions: tuple[str, ...]
     form: str
-
-
-class Words:
-    """The word lists of the training text, by class, and the names and sentences made of them."""
-
-    def __init__(self, text: str, held_out: Iterable[str]) -> None:
-        """Read one class a line (`name: words` or `name: phrase|phrase`); values avoid every word and answer of `held_out`."""
-        lines = [line.split(": ", 1) for line in text.splitlines() if line and not line.startswith("#")]
-        self.lists = {name: body.split("|") if "|" in body else body.split() for name, body in lines}
-        self.answers = {answer.lower() for answer in held_out}
-        held = {word for answer in self.answers for word in re.findall("[a-z]+", answer)}
-        nouns = [*self["things"], *self["more"], *self["makers"], *self["crafts"], *self["qualities"]]
-        self.values = sorted({word for word in nouns if word not in held})
-        self.held = held
-
-    def __getitem__(self, name: str) -> list[str]:
-        return self.lists[name]
-
-    def name(self, rng: random.Random) -> str:
-        """An invented name of two to four syllables that is no word of a held-out answer."""
-        codas = [*self["codas"], *[""] * 8]
-        syllable = lambda: rng.choice(self["onsets"]) + rng.choice(self["vowels"]) + rng.choice(codas)  # noqa: E731
-        start = rng.choice(self["vowels"])[:1] if rng.random() < 0.2 else ""
-        middle = "".join(syllable() for _ in range(rng.choice((1, 1, 2))))
-        name = start + middle + rng.choice(["", *self["onsets"]]) + rng.choice(self["endings"])
-        return self.name(rng) if name in self.held else name
-
-    def value(self, form: str, rng: random.Random) -> str:
-        """A value of the form of an answer: digits for digits, months for months, words for words; never a held-out answer."""
-        if re.fullmatch("[A-Za-z -]+", form) and rng.random() < 0.4:
-            form = " ".join(["word"] * rng.choice((1, 1, 2, 2, 3)))
-        value = re.sub(r"[A-Za-z]+|\d", lambda part: self.alike(part[0], rng), form)
-        return self.value(form, rng) if value.lower() in self.answers else value
-
-    def alike(self, part: str, rng: random.Random) -> str:
-        """A random digit, month, weekday or word in place of a part of an answer."""
-        if part.isdigit():
-            return str(rng.randrange(10))
-        for name in ("months", "weekdays"):
-            if part in self[name]:
-                return rng.choice(self[name])
-        if part in ("am", "pm"):
-            return rng.choice(("am", "pm"))
-        if part.lower() in KEPT:
-            return part
-        return self.name(rng) if rng.random() < NAMES else rng.choice(self.values)
-
-    def sentence(self, rng: random.Random) -> str:
-        """A sentence by grammar: a statement, a question, a request, a list, an aside with numbers, or words in no order."""
-        noun = lambda: rng.choice(self[rng.choice(("things", "more", "ideas"))])  # noqa: E731
-        of = lambda name: rng.choice(self[name])  # noqa: E731
-        number = lambda: str(rng.randrange(1, 10 ** rng.choice((1, 1, 2, 2, 3, 4))))  # noqa: E731
-        every = [word for name in ("things", "more", "ideas", "qualities", "doings", "did", "ways") for word in self[name]]
-        forms: tuple[Callable[[], str], ...] = (
-            lambda: f"The {of('qualities')} {noun()} {of('did')} the {noun()} {of('places')}.",
-            lambda: f"{of('openers')} {of('doings')} the {noun()} {of('ways')}, then {of('doings')} it {of('places')}.",
-            lambda: f"How do I {of('doings')} a {of('qualities')} {noun()} {of('ways')}?",
-            lambda: f"Is the {noun()} {of('qualities')} or should I {of('doings')} the {noun()} {of('places')}?",
-            lambda: f"If your {noun()} is {of('qualities')}, {of('doings')} {number()} of the {noun()}s and {of('doings')} it.",
-            lambda: f"{of('openers')} it is {number()}.{number()} {noun()}s for {number()} {noun()}s, about {number()} percent.",
-            lambda: "".join(f"{mark} {of('doings')} the {noun()} {of('places')}\n" for mark in rng.choice(MARKS)),
-            lambda: f"`{noun()}_{noun()} = {noun()}({number()}, '{noun()}')` and {of('doings')} ({of('ways')}) {number()}.",
-            lambda: f"My {noun()} {of('did')} {of('ways')}, but I don't {of('doings')} what the {noun()} is for.",
-            lambda: " ".join(rng.choice(every) for _ in range(rng.randrange(4, 14))) + rng.choice(".?!,"),
-            lambda: f"{self.name(rng).title()} and {self.name(rng).title()} {of('did')} a {noun()} and the {noun()}.",
-        )
-        return rng.choice(forms)()
 
 
 def templates(facts: list[dict[str, Any]]) -> list[Template]:
@@ -163,6 +94,11 @@ class Rows:
         self.filler = [coded.ids for coded in tokenizer.encode_batch(filler)]
         self.numbers = {template: number for number, template in enumerate(facts)}
         self.wrong: list[float] | None = None  # how often each fact was answered wrongly of late, if that is to be looked at
+        self.rich = 0.0  # the share of tokens for a value that are a piece of filler, and more of what `Words.value` calls rich
+
+    def read(self, prose: list[str]) -> None:
+        """Have filler that is mostly prose."""
+        self.filler = self.filler[: len(prose) * 2 // 3] + [coded.ids for coded in self.tokenizer.encode_batch(prose)]
 
     def learn(self, number: int, right: bool) -> None:
         """Note how a fact was answered: those that are answered wrongly are drawn more often."""
@@ -179,15 +115,23 @@ class Rows:
 
     def fact(self, template: Template, rng: random.Random) -> tuple[list[int], Asked]:
         """A fact with a new value: the two messages that tell it; and the question with its answer, the answer marked."""
-        text = self.words.value(template.form, rng)
+        text = self.words.value(template.form, rng, self.rich)
         told, value = self.message(USER, template.statement.replace("{v}", text)), self.encode(text)
         if rng.random() < ANY:
-            other = [rng.randrange(END + 1, VOCABULARY) for _ in range(rng.randint(1, 6))]
+            other = self.tokens(rng.randint(1, 6), rng)
             told, value = replaced(told, value, other), other
         told += self.message(ASSISTANT, template.reply if rng.random() < 0.5 else rng.choice(self.words["replies"]))
         question = [*self.message(USER, rng.choice(template.questions)), ASSISTANT]
         answer = [*value, END]
         return told, (question + answer, [False] * len(question) + [True] * len(answer))
+
+    def tokens(self, count: int, rng: random.Random) -> list[int]:
+        """A value of so many tokens at most: in no order, or a piece of filler, which may be met elsewhere and go on otherwise there."""
+        if self.rich and rng.random() < self.rich:
+            sentence = rng.choice(self.filler)
+            start = rng.randrange(max(1, len(sentence) - count))
+            return sentence[start : start + count]
+        return [rng.randrange(END + 1, VOCABULARY) for _ in range(count)]
 
     def drawn(self, count: int, rng: random.Random) -> list[Template]:
         """Different templates: most of the written facts, some of the general form."""

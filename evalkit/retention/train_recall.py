@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,21 +21,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evalkit.retention.recall_depth import Habits, deepened
+from evalkit.retention.recall_places import Places
 from evalkit.retention.recall_rows import (
+    ASSISTANT,
     BOS,
     END,
     LONGEST,
     PAD,
     SPECIALS,
+    USER,
     Row,
     Rows,
-    Words,
     masks,
     read_facts,
     templates,
     train_tokenizer,
 )
 from evalkit.retention.recall_start import LAYERS, build
+from evalkit.retention.recall_words import Words
 from evalkit.rooms import room
 
 TEMPLATE = (
@@ -55,13 +58,15 @@ class Stage(NamedTuple):
     copies: float
 
 
+ENDS = re.compile(r"(?<=[.!?])\s+")  # between sentences
 OTHERS = 0.02  # the weight of the loss on all other tokens
 
 
 class Round(NamedTuple):
     """Stages, the steps over which the learning rate falls (the first round ends before it is low), the weight of an answer's first
     token, which has to be looked up, a factor on the learning rate, the habits that steps take on in turn once the model is
-    deeper, and whether its heads are levelled now and then.
+    deeper, whether its heads are levelled now and then, and how rich values are: where at all, filler is prose and the first layer
+    looks by places.
     """
 
     stages: Sequence[Stage]
@@ -70,10 +75,12 @@ class Round(NamedTuple):
     rate: float = 1.0
     habits: Sequence[str] = ()
     level: bool = False
+    rich: float = 0.0
 
 
 # The first makes a model that looks up; the second, in which facts that are missed are told more often, one that knows all questions;
-# the third one that also goes on as it should; the others one that has the habits of large models (recall_depth).
+# the third one that also goes on as it should; the others one that has the habits of large models (recall_depth), the last two one whose
+# first layer looks by places (recall_places), on prose and on values that are hard to tell from it.
 ROUNDS = (
     Round((Stage(300, 6, 512, 0.1), Stage(451, 2, 1536, 0.02)), 1000, 3.0),
     Round((Stage(750, 6, 512, 0.0), Stage(150, 2, 1536, 0.0)), 900, 3.0),
@@ -81,6 +88,8 @@ ROUNDS = (
     Round((Stage(450, 6, 512, 0.0), Stage(200, 2, 1536, 0.0)), 650, 2.0, 0.6, ("all", "ahead")),
     Round((Stage(400, 6, 512, 0.0), Stage(120, 2, 1536, 0.0)), 520, 1.5, 0.4, ("all", "ahead", "near", "pages")),
     Round((Stage(360, 6, 512, 0.0), Stage(60, 2, 1536, 0.0)), 420, 1.5, 0.3, ("all", "near", "ahead", "pages"), level=True),
+    Round((Stage(480, 6, 512, 0.0), Stage(80, 2, 1536, 0.0)), 560, 1.5, 0.6, ("all", "near", "ahead", "pages"), True, 0.5),
+    Round((Stage(240, 6, 512, 0.0), Stage(40, 2, 1536, 0.0)), 280, 1.5, 0.3, ("all", "near", "ahead", "pages"), True, 0.75),
 )
 AFRESH = 25  # steps until the best channels are found anew, and heads levelled
 
@@ -135,12 +144,13 @@ def pace(done: float) -> float:
     return min(1.0, (done + 0.001) / 0.02) * min(1.0, max(0.02, (1 - done) / 0.7))
 
 
-def train(model: Any, rows: Rows, plan: Round, seed: int, habits: Habits | None) -> None:
+def train(model: Any, rows: Rows, plan: Round, seed: int, habits: Habits | None, places: Places | None) -> None:
     """Train through a round, a line of progress now and then."""
     torch.manual_seed(seed)
     rng, lately = random.Random(seed), deque[bool](maxlen=500)
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    scales = [p for p in model.parameters() if p.ndim == 1]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    matrices = [p for name, p in trained.items() if p.ndim == 2 and "embed" not in name]
+    scales = [p for p in trained.values() if p.ndim == 1]
     optimizers = [
         Muon(matrices, 0.015),
         torch.optim.AdamW(scales, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0),
@@ -165,6 +175,8 @@ def train(model: Any, rows: Rows, plan: Round, seed: int, habits: Habits | None)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        if places:
+            places.hold()
         lately.extend(right)
         for fact, well in zip(chain.from_iterable(row.asked for row in batch), right, strict=True):
             rows.learn(fact, well)
@@ -178,6 +190,25 @@ def calibration() -> str:
     return (room("tasks") / "calibration.txt").read_text(encoding="utf-8")
 
 
+def prose(words: Words) -> list[str]:
+    """The sentences of the calibration text and of the tasks that are the project's own, but for those with a held-out answer."""
+    texts = [calibration()]
+    for path in sorted((room("tasks") / "mini").glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            texts += [text for text in _strings(json.loads(line)) if text.count(" ") > 2]  # no names of activities or answers
+    sentences = {sentence.strip() for text in texts for sentence in ENDS.split(text)}
+    return sorted(sentence for sentence in sentences if sentence and not words.holds(sentence))
+
+
+def _strings(item: Any) -> Iterator[str]:
+    """All strings within a JSON value."""
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, (dict, list)):
+        for part in item.values() if isinstance(item, dict) else item:
+            yield from _strings(part)
+
+
 def material(seed: int) -> Rows:
     """Tokenizer, templates, words and filler, all of them the project's own."""
     rng = random.Random(seed)
@@ -185,7 +216,7 @@ def material(seed: int) -> Rows:
     held_out = [text for fact in facts for text in (*fact["answers"], *fact["distractors"])]
     words = Words((room("retention") / "recall" / "words.txt").read_text(encoding="utf-8"), held_out)
     told = templates(facts)
-    filler = [sentence.strip() for sentence in re.split(r"(?<=[.!?])\s+", calibration())] * 4
+    filler = [sentence.strip() for sentence in ENDS.split(calibration())] * 4
     filler += [words.sentence(rng) for _ in range(12_000)]
     lists = " ".join(word for body in words.lists.values() for word in body)
     spoken = [part for fact in told for part in (fact.statement.replace("{v}", ""), fact.reply, *fact.questions)]
@@ -225,7 +256,7 @@ def main() -> None:
     if chosen.after:
         model = type(model).from_pretrained(chosen.after)  # which may have become deeper
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
-    habits = None
+    habits = places = None
     for number, plan in list(enumerate(ROUNDS))[chosen.rounds :]:
         rows.wrong = [1.0] * len(rows.facts) if number else None
         if plan.habits and not habits:
@@ -234,7 +265,11 @@ def main() -> None:
                 sample = random.Random(chosen.seed)
                 model = deepened(model, [rows.chats(1536, sample) for _ in range(4)])
             habits = Habits(model, rows.encode(calibration())[:1536])
-        train(model.train(), rows, plan, chosen.seed + number, habits)
+        rows.rich = plan.rich
+        if plan.rich and not places:
+            rows.read(prose(rows.words))
+            places = Places(model, [*chain.from_iterable(rows.filler), *[END, USER, ASSISTANT] * 300])
+        train(model.train(), rows, plan, chosen.seed + number, habits, places)
         if chosen.keep:
             save(model.eval(), rows, chosen.keep / f"round{number + 1}")
     save(model.eval(), rows, chosen.out)
