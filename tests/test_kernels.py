@@ -132,3 +132,40 @@ def test_a_row_of_which_nothing_is_read_predicts_nothing():
     engine, packing = Engine(tiny.model()), Packing()
     packing.jobs.append(Block(torch.tensor([packing.place(tiny.tokens(9), 0)]), 9, [Branch(engine.cell(build("full")), None, [0])]))
     assert engine.run(packing).shape == (0, tiny.VOCABULARY)
+
+
+@pytest.mark.parametrize("mask", [None, (1, 1), (HEADS, 1), (HEADS, GROUP)])
+@pytest.mark.parametrize(("kernel", "looked_at", "layer"), [
+    ("sdpa", False, LAYER), ("sdpa", True, LAYER), ("eager", False, LAYER), ("sdpa", False, Layer(scaling=0.25, softcap=5.0)),
+])  # fmt: skip
+def test_a_decoded_token_attends_alike_whether_its_weights_are_looked_at_or_not(kernel, looked_at, layer, mask):
+    query, keys, values = facts(1, 40, batch=2)
+    seen = None if mask is None else torch.rand(2, *mask, 1, 40) < 0.4
+    if seen is not None:
+        seen[..., 3] = True
+    expected = layer.attention(query, keys, seen)
+    output, weighed = kernels.stepped(layer, query, keys, values, seen, kernel, looked_at=looked_at)
+    torch.testing.assert_close(weighed(), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(output, kernels.mixed(expected, values), atol=1e-12, rtol=0)
+
+
+def test_a_policy_that_only_observes_can_ask_for_the_weights_of_what_was_read(monkeypatch):
+    """Whose outputs come from a fused kernel: the weights are made when they are asked for."""
+    made, seen = [], []
+    attention = Layer.attention
+    monkeypatch.setattr(Layer, "attention", lambda *given: made.append(given) or attention(*given))
+    policy = build("quest(dense_layers=0,page=4)", "30%")
+    watching = type(
+        "Watching",
+        (type(policy),),
+        {"observe": lambda self, cache, query: seen.append(cache.weights(query)) or type(policy).observe(self, cache, query)},
+    )
+    engine = Engine(tiny.model("llama"))
+    for one, asks in ((policy, 0), (watching(**vars(policy)), 1)):
+        session = engine.open(one)
+        session.feed([*range(3, 60)])
+        made.clear(), seen.clear()
+        session.generate(1, lambda _: True)
+        assert len(made) == asks * len(session.caches)
+    assert all(torch.allclose(weights.sum(-1), weights.new_ones(())) for weights in seen)
+    assert any((weights[..., :-1] == 0).any() for weights in seen)
