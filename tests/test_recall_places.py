@@ -80,7 +80,7 @@ def test_in_the_shipped_model_the_page_being_filled_is_among_those_that_promise_
             pages = past[group].split(PAGE)
             bounds = [float(torch.maximum(asked * page.amax(0), asked * page.amin(0)).sum(1).max()) for page in pages]
             if place % PAGE:
-                read.append(sorted(bounds)[-int(SHARE * place) // PAGE] <= bounds[-1])
+                read.append(sorted(bounds)[-(int(SHARE * place) // PAGE)] <= bounds[-1])
     assert sum(read) > 0.99 * len(read) > 0
 
 
