@@ -46,7 +46,7 @@ class LayerCache:
     roomy: int = 0  # while decoding, forgotten slots are compacted away once S exceeds this
     attended: tuple[Tensor, Callable[[], Tensor]] | None = field(
         default=None, repr=False
-    )  # the last query, and what gives its weights
+    )  # the last query; its weights, when asked for
     drawn: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # the last queries and what each slot `received` of them
 
     @classmethod

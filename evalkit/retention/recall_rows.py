@@ -127,7 +127,7 @@ class Rows:
 
     def tokens(self, count: int, rng: random.Random) -> list[int]:
         """A value of so many tokens at most: in no order, or a piece of filler, which may be met elsewhere and go on otherwise there."""
-        if self.rich and rng.random() < self.rich:
+        if self.rich and rng.random() < self.rich:  # earlier rounds draw nothing here, so that their rows stay what they were
             sentence = rng.choice(self.filler)
             start = rng.randrange(max(1, len(sentence) - count))
             return sentence[start : start + count]

@@ -88,8 +88,12 @@ ROUNDS = (
     Round((Stage(450, 6, 512, 0.0), Stage(200, 2, 1536, 0.0)), 650, 2.0, 0.6, ("all", "ahead")),
     Round((Stage(400, 6, 512, 0.0), Stage(120, 2, 1536, 0.0)), 520, 1.5, 0.4, ("all", "ahead", "near", "pages")),
     Round((Stage(360, 6, 512, 0.0), Stage(60, 2, 1536, 0.0)), 420, 1.5, 0.3, ("all", "near", "ahead", "pages"), level=True),
-    Round((Stage(480, 6, 512, 0.0), Stage(80, 2, 1536, 0.0)), 560, 1.5, 0.6, ("all", "near", "ahead", "pages"), True, 0.5),
-    Round((Stage(240, 6, 512, 0.0), Stage(40, 2, 1536, 0.0)), 280, 1.5, 0.3, ("all", "near", "ahead", "pages"), True, 0.75),
+    Round(
+        (Stage(480, 6, 512, 0.0), Stage(80, 2, 1536, 0.0)), 560, 1.5, 0.6, ("all", "near", "ahead", "pages"), level=True, rich=0.5
+    ),
+    Round(
+        (Stage(240, 6, 512, 0.0), Stage(40, 2, 1536, 0.0)), 280, 1.5, 0.3, ("all", "near", "ahead", "pages"), level=True, rich=0.75
+    ),
 )
 AFRESH = 25  # steps until the best channels are found anew, and heads levelled
 
