@@ -1,6 +1,6 @@
 """Several sessions under one policy that go on side by side, sharing rows; knows tokens, and neither text nor facts.
 
-What each one holds and says is what it would alone: only the layers' matrix products are shared.
+What each one holds and says is what it would alone; rows are shared, and by those that go on in step the layers' attention too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .attention import follows_length
+from .batch import Batch
 from .cache import LayerCache
 from .decoding import Wave
 from .documents import Document
@@ -23,6 +24,7 @@ from .scoring import Score, Scoring
 from .session import Session
 
 Tokens = Sequence[int]
+Stop = Callable[[list[int]], bool]
 
 
 @dataclass
@@ -102,23 +104,45 @@ class Group:
         """Run a row; return the logits [W, V] at its readout's places."""
         return self.engine.run(packing)
 
-    def generate(self, limit: int, stop: Callable[[list[int]], bool]) -> list[list[int]]:
+    def generate(self, limit: int, stop: Stop) -> list[list[int]]:
         """Let every session say up to `limit` tokens greedily, each until `stop` of what it said; the last one said waits."""
         if self.alone:
             return [session.generate(limit, stop) for session in self.sessions]
+        said = self.greedy(limit, stop, self.step_apart)
+        for session, own in zip(self.sessions, said, strict=True):
+            if own:
+                session.waiting, session.fed = (own[-1],), None
+        return said
+
+    def answer(self, limit: int, stop: Stop) -> list[list[int]]:
+        """Return what `generate` would; the sessions stay as they were. They are decoded as a batch wherever their policy allows it."""
+        if self.alone or "same_length" in self.policy.needs or not all(session.seen for session in self.sessions):
+            return Group(self.engine, [session.fork() for session in self.sessions]).generate(limit, stop)
+        batch = Batch(self.engine, self.sessions)
+        said = self.greedy(limit, stop, batch.step)
+        batch.count()
+        return said
+
+    def greedy(self, limit: int, stop: Stop, step: Callable[[Sequence[int], Sequence[int]], list[int]]) -> list[list[int]]:
+        """Return what the sessions say, each until `stop`: `step` feeds one token to each that is still going and returns their next."""
         said: list[list[int]] = [[] for _ in self.sessions]
         going = list(range(len(said)))
         while going and len(said[going[0]]) < limit:
-            packing, start = Packing(), self.engine.counters.now()
-            for place in going:
-                self.sessions[place].pack_step(packing)
-            likeliest = self.run(packing).argmax(-1).tolist()
-            self.engine.counters.said(start, [self.sessions[place].fed for place in going])
+            start = self.engine.counters.now()
+            likeliest = step(going, [said[place][-1] if said[place] else self.sessions[place].waiting[-1] for place in going])
+            self.engine.counters.said(start, [None if said[place] else self.sessions[place].fed for place in going])
             for place, token in zip(going, likeliest, strict=True):
-                self.sessions[place].waiting, self.sessions[place].fed = (token,), None
                 said[place].append(token)
             going = [place for place in going if not stop(said[place])]
         return said
+
+    def step_apart(self, going: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Have each of the sessions that are `going` on take in a token, attending by itself; return the likeliest next ones."""
+        packing = Packing()
+        for place, token in zip(going, tokens, strict=True):
+            self.sessions[place].waiting = (token,)
+            self.sessions[place].pack_step(packing)
+        return self.run(packing).argmax(-1).tolist()
 
     def score(self, answers: Sequence[Sequence[Tokens]]) -> list[list[Score]]:
         """Return how likely each of `answers`, some for each session, is to come next; the sessions stay as they were."""

@@ -1,8 +1,11 @@
 """Sessions side by side: each holds and says what it would alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from evalkit.counters import Counters, Tally
 from evalkit.group import Group
 from evalkit.model import tiny as llama
 from evalkit.policies import build
@@ -63,6 +66,61 @@ def test_what_is_said_and_scored_side_by_side_is_what_each_would_alone(name):
         assert session.generate(9, stop) == said[place]
         session.feed(tokens(4, 7))
         same(together.sessions[place], session)
+
+
+CHOICES = [
+    *[(name, "llama", "prompt") for name in POLICIES],
+    *[(name, "llama", "stream") for name in ("full", "h2o:paper", "tova")],
+    ("full", "mistral", "prompt"), ("quest", "mistral", "prompt"), ("h2o", "gemma2", "prompt"), ("infinigen", "gpt_oss", "prompt"),
+    ("full", "opt", "prompt"),
+]  # fmt: skip
+
+
+def ending(*lengths):
+    """A stop for sequences said side by side: one ends at each of these lengths."""
+    left = list(lengths)
+    return lambda said: len(said) in left and left.remove(len(said)) is None
+
+
+def forks(together):
+    """Forks whose costs are counted by themselves, and counters for them."""
+    together.engine.counters = Counters()
+    group = Group(together.engine, [session.fork() for session in together.sessions])
+    for fork in group.sessions:
+        fork.cell = replace(fork.cell, tally=Tally(1, torch.device("cpu")))
+    return group, together.engine.counters
+
+
+@pytest.mark.parametrize(("name", "family", "protocol"), CHOICES)
+def test_answers_are_what_would_be_said_and_leave_sessions_as_they_are(name, family, protocol):
+    model, lengths, ends = tiny.model(family), (20, 33, 26, 5), (2, 5, 8, 9)
+    shared = engine(model)
+    together = Group(shared, [shared.open(policy(name), protocol) for _ in lengths])
+    together.feed([tokens(length, length) for length in lengths])
+    (asked, counters), (going_on, others) = forks(together), forks(together)
+    shared.counters = counters
+    said = asked.answer(9, ending(*ends))
+    shared.counters = others
+    assert said == going_on.generate(9, ending(*ends))
+    assert sorted(map(len, said)) == list(ends)
+    for count in (lambda one: one.tokens["decoded"], lambda one: len(one.firsts), lambda one: len(one.steps)):
+        assert count(counters) == count(others)
+    for length, session, fork, other in zip(lengths, together.sessions, asked.sessions, going_on.sessions, strict=True):
+        torch.testing.assert_close(fork.cell.tally.totals(), other.cell.tally.totals())
+        assert (fork.said, fork.fed) == (session.said, session.fed)
+        alone = engine(model).open(policy(name), protocol)
+        alone.feed(tokens(length, length))
+        same(fork, alone)
+
+
+def test_a_sequence_that_has_ended_needs_no_further_position():
+    model = tiny.model("opt")
+    shared, room = engine(model), model.config.max_position_embeddings
+    together = Group(shared, [shared.open(policy("full")) for _ in range(3)])
+    together.feed([tokens(length, length) for length in (room - 2, 7, 9)])
+    said = together.answer(9, ending(3))
+    assert [*map(len, said)] == [3, 9, 9]
+    assert said == together.generate(9, ending(3))
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -36,6 +36,7 @@ ROWS = (
         "retention.clusters",
         "retention.scores",
         "retention.recall_words",
+        "retention.recall_attention",
     ),
     ("layer", "retention.recall_rows"),
     (
@@ -89,6 +90,7 @@ ROWS = (
     ("engine", "ledger", "compare", "retention.report", "size", "perf.sections", "retention.train_recall"),
     ("scoring", "requests", "sizing", "retention.sections", "retention.page", "retention.plots", "perf.asked"),
     ("session", "gallery", "showing"),
+    ("batch",),
     ("trial", "harness.model", "group", "perf.mass"),
     ("contract", "retention.walk", "perf.measure"),
     ("harness", "harness.tasks", "spread", "manifest"),

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from evalkit.retention import recall_depth
+from evalkit.retention.recall_attention import attend
 from evalkit.retention.recall_depth import LEVEL, NEAR, PAGE, SHARE, SLOWEST, Habits, _near, _paged, deepened
 from evalkit.retention.recall_rows import Row, masks
 from evalkit.retention.recall_start import HEAD, build
@@ -36,7 +38,7 @@ def test_asking_ahead_makes_the_last_layer_ask_what_was_known_a_layer_before() -
     habits = Habits(model, sample[0].ids)
     habits.look()
     assert torch.allclose(said(model, sample), plain, atol=1e-5)
-    assert habits.best.diagonal(dim1=1, dim2=2).sum(1).round().tolist() == [len(SLOWEST)] * 4
+    assert all(best.diagonal(dim1=1, dim2=2).sum(1).round().tolist() == [len(SLOWEST)] * 4 for best in habits.best.values())
     habits.now = "ahead"
     assert not torch.allclose(said(model, sample), plain, atol=1e-3)
     given: dict[int, torch.Tensor] = {}
@@ -57,6 +59,38 @@ def test_a_deepened_model_can_be_saved_and_gone_on_with(tmp_path: Path) -> None:
     model = deepened(build(0), sample).eval()
     model.save_pretrained(tmp_path)
     assert torch.allclose(said(type(model).from_pretrained(tmp_path).eval(), sample), said(model, sample), atol=1e-5)
+
+
+def test_attention_in_blocks_is_attention_under_the_whole_mask() -> None:
+    maker, _ = rows()
+    mask = masks([maker.chats(300, random.Random(3)), maker.chats(300, random.Random(4))])
+    query, key, value = (torch.randn(2, heads, 300, 8, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2))
+    whole = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+    assert torch.allclose(attend(None, query, key, value, mask, 0.3)[0], whole.transpose(1, 2), atol=1e-6)
+
+
+def test_what_is_read_near_is_chosen_by_what_would_be_asked_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    maker, _ = rows()
+    sample = [maker.copies(128, random.Random(9))]
+    model = deepened(build(0), sample).eval()
+    habits, asked, chose = Habits(model, sample[0].ids), list[torch.Tensor](), list[torch.Tensor]()
+    habits.look()
+
+    def attending(layer: Any, query: torch.Tensor, *given: Any) -> Any:
+        asked.append(query)
+        return attend(layer, query, *given)
+
+    def choosing(query: torch.Tensor, *given: Any) -> torch.Tensor:
+        chose.append(query)
+        return _near(query, *given)
+
+    monkeypatch.setattr(recall_depth, "attend", attending)
+    monkeypatch.setattr(recall_depth, "_near", choosing)
+    for habits.now in ("ahead", "near"):
+        said(model, sample)
+    assert len(asked) == 8 and len(chose) == 3
+    assert torch.allclose(chose[0], asked[1], atol=1e-5)
+    assert not torch.allclose(chose[0], asked[5] @ habits.best[1], atol=1e-2)  # nor what is asked in the end
 
 
 @pytest.mark.parametrize("habit", ["near", "pages"])

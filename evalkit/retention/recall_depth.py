@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evalkit.attention import AttentionInterface
+from evalkit.retention.recall_attention import attend
 from evalkit.retention.recall_rows import Row, masks
 from evalkit.retention.recall_start import HEAD, STILL
 
@@ -108,23 +109,25 @@ class Habits:
     """Attention in which a deepened model takes on one habit at a time, `now`: none ("all"), or one of these.
 
     "ahead": the second and the last layer ask with what the layer before was given, the second on its FEW best channels only, of the
-    singular vectors of its queries those with the most weight. "near": the two read few entries, as many for each key/value head as score
-    within NEAR of the head's best on average, SHARE of all at most, by the same channels. "pages": the last reads only the SHARE of pages
-    whose keys' bounds promise most. A query's own entry is always read. The third layer, which adds little, and the first, which looks
-    at the last few tokens, keep to "all".
+    singular vectors of its queries those with the most weight. "near": all layers but the first read few entries, those with the highest
+    scores as guessed on FEW channels from what the layer before was given: as many for each key/value head as come within NEAR of the
+    head's best on average, SHARE of all at most. "pages": the last layer reads only the SHARE of pages whose keys' bounds promise most. A
+    query's own entry is always read.
     """
 
     def __init__(self, model: Any, text: Sequence[int]) -> None:
         """Attend so in a model from now on; `text` are tokens to tell channels by."""
         self.now, self.model, self.text = "all", model, torch.tensor([text])
         self.inputs: list[Tensor] = []  # what the layers so far make their queries of
-        self.best: Tensor  # [H, D, D] onto the second layer's channels, for each query head
+        self.best: dict[int, Tensor] = {}  # by layer, [H, D, D] onto the best channels of each query head
         self.wanted: Tensor  # [T] at which tokens a row's heads are levelled
         self.stand: Tensor  # [H]
+        self.rotary: tuple[Tensor, Tensor]  # [B, T, D] each, the cosines and sines of positions
         self.last = len(model.model.layers) - 1
         for number, layer in enumerate(model.model.layers):
             layer.self_attn.q_proj.register_forward_pre_hook(partial(self._ask, number))
         model.model.register_forward_pre_hook(lambda *_: self.inputs.clear())
+        model.model.rotary_emb.register_forward_hook(self._rotate)
         AttentionInterface.register("habits", self)
         model.set_attn_implementation("habits")
 
@@ -148,19 +151,28 @@ class Habits:
     ) -> tuple[Tensor, None]:
         """[B, T, H, D] what queries [B, H, T, D] find in keys and values [B, G, T, D], each seen by H / G query heads."""
         number, group = layer.layer_idx, query.shape[1] // key.shape[1]
-        if self.now == "look" and number == 1:
-            self.best = _best(query[0].reshape(key.shape[1], -1, HEAD), key[0]).repeat_interleave(group, 0)
+        if self.now == "look" and number > 0:
+            self.best[number] = _best(query[0].reshape(key.shape[1], -1, HEAD), key[0]).repeat_interleave(group, 0)
         elif self.now == "level" and number == self.last:
             self.stand = _stand(query[0, :, self.wanted], key[0], attention_mask[0, :, self.wanted]) * scaling
         elif self.now == "ahead" and number == 1:
-            query = query @ self.best
-        elif self.now == "near" and number in (1, self.last):
-            attention_mask = attention_mask & _near(query @ self.best if number == 1 else query, key, attention_mask, scaling)
+            query = query @ self.best[number]
+        elif self.now == "near" and number > 0:
+            attention_mask = attention_mask & _near(self._guess(layer) @ self.best[number], key, attention_mask, scaling)
         elif self.now == "pages" and number == self.last:
             attention_mask = attention_mask & _paged(query, key, attention_mask)
-        key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
-        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-        return found.transpose(1, 2).contiguous(), None
+        return attend(layer, query, key, value, attention_mask, scaling)
+
+    def _rotate(self, module: nn.Module, given: tuple[Tensor, ...], rotary: tuple[Tensor, Tensor]) -> None:
+        self.rotary = rotary
+
+    @torch.no_grad()
+    def _guess(self, layer: Any) -> Tensor:
+        """[B, H, T, D] a layer's queries, had it been given what the layer before was."""
+        asked = functional.linear(self.inputs[-2], layer.q_proj.weight).unflatten(2, (-1, HEAD)).transpose(1, 2)
+        cosines, sines = (each[:, None] for each in self.rotary)
+        low, high = asked.chunk(2, -1)
+        return asked * cosines + torch.cat([-high, low], -1) * sines
 
     def _ask(self, number: int, projection: nn.Module, given: tuple[Tensor]) -> Tensor | None:
         """What a layer's queries are made of; none is its own input."""

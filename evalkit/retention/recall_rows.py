@@ -19,6 +19,7 @@ from evalkit.retention.recall_words import Words
 SPECIALS = ("<|pad|>", "<|bos|>", "<|user|>", "<|assistant|>", "<|end|>")
 PAD, BOS, USER, ASSISTANT, END = range(len(SPECIALS))
 VOCABULARY = 3072
+AGAIN = 0.3  # in rounds of rich values, the share of those of three tokens or more that say one twice
 ANY = 0.4  # the share of values that are tokens in no order, so that every token is met as part of one; or pieces of filler
 MEMORY, LEAST = 0.1, 0.1  # the weight of the newest answer to a fact, and the chance to be drawn of one that is always right
 LONGEST = 8192  # the last position that training shows
@@ -126,12 +127,19 @@ class Rows:
         return told, (question + answer, [False] * len(question) + [True] * len(answer))
 
     def tokens(self, count: int, rng: random.Random) -> list[int]:
-        """A value of so many tokens at most: in no order, or a piece of filler, which may be met elsewhere and go on otherwise there."""
+        """A value of so many tokens at most: in no order, or a piece of filler, which may be met elsewhere and go on otherwise there; where
+        values are rich, some say a token twice, which may go on otherwise the second time.
+        """
         if self.rich and rng.random() < self.rich:  # earlier rounds draw nothing here, so that their rows stay what they were
             sentence = rng.choice(self.filler)
             start = rng.randrange(max(1, len(sentence) - count))
-            return sentence[start : start + count]
-        return [rng.randrange(END + 1, VOCABULARY) for _ in range(count)]
+            found = sentence[start : start + count]
+        else:
+            found = [rng.randrange(END + 1, VOCABULARY) for _ in range(count)]
+        if self.rich and len(found) > 2 and rng.random() < AGAIN:
+            again = rng.randrange(2, len(found))
+            found[again] = found[rng.randrange(again - 1)]
+        return found
 
     def drawn(self, count: int, rng: random.Random) -> list[Template]:
         """Different templates: most of the written facts, some of the general form."""

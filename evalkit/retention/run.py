@@ -34,10 +34,14 @@ Cells = list[dict[str, Any]]  # as the manifest has them
 
 
 def player(protocol: Protocol) -> Callable[[], Any]:
-    """Return what makes the scorer of a protocol's model."""
+    """Return what makes the scorer of a protocol's model. Called where it works, it imports what loads models, which takes seconds."""
+    return partial(_player, protocol)
+
+
+def _player(protocol: Protocol) -> Any:
     from .player import Player
 
-    return partial(Player, protocol)
+    return Player(protocol)
 
 
 def prepared(protocol: Path | None, out: Path, given: Mapping[str, str | None], jobs: int = 1) -> Retention:

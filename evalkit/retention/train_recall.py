@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from evalkit.attention import AttentionInterface
+from evalkit.retention.recall_attention import attend
 from evalkit.retention.recall_depth import Habits, deepened
 from evalkit.retention.recall_places import Places
 from evalkit.retention.recall_rows import (
@@ -78,6 +80,7 @@ class Round(NamedTuple):
     rich: float = 0.0
 
 
+HABITS = ("all", "near", "ahead", "pages")  # in turn, a step each
 # The first makes a model that looks up; the second, in which facts that are missed are told more often, one that knows all questions;
 # the third one that also goes on as it should; the others one that has the habits of large models (recall_depth), the last two one whose
 # first layer looks by places (recall_places), on prose and on values that are hard to tell from it.
@@ -86,14 +89,8 @@ ROUNDS = (
     Round((Stage(750, 6, 512, 0.0), Stage(150, 2, 1536, 0.0)), 900, 3.0),
     Round((Stage(240, 2, 1536, 0.02),), 240, 1.0, 0.25),
     Round((Stage(450, 6, 512, 0.0), Stage(200, 2, 1536, 0.0)), 650, 2.0, 0.6, ("all", "ahead")),
-    Round((Stage(400, 6, 512, 0.0), Stage(120, 2, 1536, 0.0)), 520, 1.5, 0.4, ("all", "ahead", "near", "pages")),
-    Round((Stage(360, 6, 512, 0.0), Stage(60, 2, 1536, 0.0)), 420, 1.5, 0.3, ("all", "near", "ahead", "pages"), level=True),
-    Round(
-        (Stage(480, 6, 512, 0.0), Stage(80, 2, 1536, 0.0)), 560, 1.5, 0.6, ("all", "near", "ahead", "pages"), level=True, rich=0.5
-    ),
-    Round(
-        (Stage(240, 6, 512, 0.0), Stage(40, 2, 1536, 0.0)), 280, 1.5, 0.3, ("all", "near", "ahead", "pages"), level=True, rich=0.75
-    ),
+    Round((Stage(600, 6, 512, 0.0), Stage(80, 2, 1536, 0.0)), 680, 1.5, 0.6, HABITS, level=True, rich=0.5),
+    Round((Stage(240, 6, 512, 0.0), Stage(40, 2, 1536, 0.0)), 280, 1.5, 0.3, HABITS, level=True, rich=0.75),
 )
 AFRESH = 25  # steps until the best channels are found anew, and heads levelled
 
@@ -260,6 +257,8 @@ def main() -> None:
     if chosen.after:
         model = type(model).from_pretrained(chosen.after)  # which may have become deeper
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    AttentionInterface.register("blocks", attend)
+    model.set_attn_implementation("blocks")
     habits = places = None
     for number, plan in list(enumerate(ROUNDS))[chosen.rounds :]:
         rows.wrong = [1.0] * len(rows.facts) if number else None

@@ -125,7 +125,7 @@ class Walk:
         contexts = [fork.seen + 1 for fork in forks]
         survived = [survivals(fork.caches, talk) for fork, talk in zip(forks, talks, strict=True)]
         scores = Group(self.engine, [self.bare(fork) for fork in forks]).score([self.candidates(talk) for talk in talks])
-        answers = group.generate(self.protocol.answer_cap, self.chat.closed)
+        answers = group.answer(self.protocol.answer_cap, self.chat.closed)
         seconds = (time.perf_counter() - start) / len(talks)
         for i, talk in enumerate(talks):
             tally = forks[i].cell.tally
