@@ -37,7 +37,10 @@ class Batch:
             kept = [row for row, place in enumerate(self.places) if place in going]
             self.places, self.sources = list(going), [(state, torch.tensor(kept)) for state, _ in self.sources]
         says, packing, state = dict(zip(going, tokens, strict=True)), Packing(), State(lasting=True)
-        index = torch.tensor([packing.place([says.get(place, 0)], self.seen[place]) for place in self.places])
+        ended = [0], 0  # a token and a position that every model knows: nobody asks what comes of them
+        index = torch.tensor(
+            [packing.place(*(([says[place]], self.seen[place]) if place in says else ended)) for place in self.places]
+        )
         paths = torch.tensor([[int(place in says)] for place in self.places])
         lengths, completes = [1] * len(index), 0 if self.stream else 1
         packing.jobs.append(

@@ -114,10 +114,11 @@ def test_answers_are_what_would_be_said_and_leave_sessions_as_they_are(name, fam
 
 
 def test_a_sequence_that_has_ended_needs_no_further_position():
-    model = tiny.model("opt")
-    shared, room = engine(model), model.config.max_position_embeddings
+    room = 40
+    shared = engine(tiny.model("opt", max_position_embeddings=room))
     together = Group(shared, [shared.open(policy("full")) for _ in range(3)])
     together.feed([tokens(length, length) for length in (room - 2, 7, 9)])
+    assert together.sessions[0].seen + 3 == room
     said = together.answer(9, ending(3))
     assert [*map(len, said)] == [3, 9, 9]
     assert said == together.generate(9, ending(3))

@@ -38,6 +38,7 @@ def test_asking_ahead_makes_the_last_layer_ask_what_was_known_a_layer_before() -
     habits = Habits(model, sample[0].ids)
     habits.look()
     assert torch.allclose(said(model, sample), plain, atol=1e-5)
+    assert sorted(habits.best) == [1, 2, 3]
     assert all(best.diagonal(dim1=1, dim2=2).sum(1).round().tolist() == [len(SLOWEST)] * 4 for best in habits.best.values())
     habits.now = "ahead"
     assert not torch.allclose(said(model, sample), plain, atol=1e-3)

@@ -1,6 +1,8 @@
 """Retention runs: what is recorded, taken up again and refused."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -126,3 +128,8 @@ def test_what_a_policy_refuses_is_said_before_a_model_is_loaded(asked, tmp_path)
     wrong = protocol(given={**FLAGS, "policy": "h2o(every=1)"})
     with pytest.raises(UsageError, match="h2o has no knob 'every'"):
         Retention(wrong, tmp_path).run()
+
+
+def test_what_loads_models_is_imported_where_it_works():
+    asks = "import sys; from evalkit.retention.run import player; player(None); sys.exit('lm_eval' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asks]).returncode == 0
