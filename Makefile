@@ -32,7 +32,7 @@ check: setup
 
 test: check
 	@echo "== tests, one thread each on every core"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 browser: setup
 	@echo "== the report's page in Chromium (Debian: apt-get install chromium chromium-driver)"

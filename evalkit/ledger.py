@@ -13,12 +13,7 @@ from .documents import Document
 from .errors import UsageError
 from .pace import pace
 from .policy import Policy
-from .shares import BYTES, DENSE_BYTES, HELD, QUANTITIES, REACH, READ, SPAN, shares
-
-
-def acted(tally: Tensor) -> Tensor:
-    """[documents] whether the policy did anything: held, read or stored less than the full cache; `tally` [QUANTITIES, documents]."""
-    return (tally[HELD] < tally[SPAN]) | (tally[READ] < tally[REACH]) | (tally[BYTES] < tally[DENSE_BYTES])
+from .shares import QUANTITIES, acted, shares
 
 
 def refuse_idle(policy: Policy, documents: Sequence[Document], tally: Tensor) -> None:

@@ -49,7 +49,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def _distinct(key: Callable[[Any], object] = lambda entry: entry, hint: str = "give each once") -> AfterValidator:
+def distinct(key: Callable[[Any], object] = lambda entry: entry, hint: str = "give each once") -> AfterValidator:
     """Return what refuses a list with two entries of one `key`."""
 
     def check(entries: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Asked = Annotated[Budget, PlainValidator(_budget), PlainSerializer(str, return_type=str)]
-Budgets = Annotated[Several[Asked], _distinct()]
+Budgets = Annotated[Several[Asked], distinct()]
 
 
 class Part(BaseModel):
@@ -158,7 +158,7 @@ class Reference(Part):
 
     source: Line
     note: Line | None = None
-    rows: Annotated[Several[ReferenceRow], _distinct(lambda row: (row.model, row.policy, row.budget, row.task))]
+    rows: Annotated[Several[ReferenceRow], distinct(lambda row: (row.model, row.policy, row.budget, row.task))]
 
 
 class Plan(Part):
@@ -173,14 +173,14 @@ class Plan(Part):
     """
 
     title: Line
-    models: Annotated[Several[Annotated[ModelChoice, BeforeValidator(_named)]], _distinct()]
+    models: Annotated[Several[Annotated[ModelChoice, BeforeValidator(_named)]], distinct()]
     policies: Annotated[
         Several[Annotated[PolicyChoice, BeforeValidator(_named)]],
-        _distinct(lambda choice: (choice.name, choice.knobs), "give each once, with all its budgets"),
+        distinct(lambda choice: (choice.name, choice.knobs), "give each once, with all its budgets"),
     ]
     budgets: Budgets
-    protocols: Annotated[Several[Literal["prompt", "stream"]], _distinct()] = ("prompt",)
-    tasks: Annotated[Several[Line], _distinct()]
+    protocols: Annotated[Several[Literal["prompt", "stream"]], distinct()] = ("prompt",)
+    tasks: Annotated[Several[Line], distinct()]
     fewshot: Natural | None = None
     prefix: bool = False
     limit: Positive | None = None

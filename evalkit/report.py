@@ -14,11 +14,10 @@ from .budget import Budget
 from .errors import UsageError
 from .naming import placeless
 from .runs import Answers, Cell, Run, Task
-from .spots import Clusters, Entry, Spot, furthest, judge, known, mean, spot
+from .spots import HALF, Clusters, Entry, Spot, furthest, judge, known, mean, spot
 from .store import ASIDE
 
 MEAN = "mean"  # of the tasks, in the place of a task's name
-HALF = 0.5  # of the prompts: a policy that acted on fewer tells little
 SHARES = ("held", "read", "held_bytes", "acted")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 QUANTITIES = ("held", "span", "bytes", "dense_bytes", "read", "reach", "fetched", "fetched_bytes", "queries")
 HELD, SPAN, BYTES, DENSE_BYTES, READ, REACH, FETCHED, FETCHED_BYTES, QUERIES = range(len(QUANTITIES))
@@ -17,6 +18,11 @@ MEANING = {
     "fetched_bytes": "bytes fetched from host memory",
     "queries": "answer queries, each as often as answers run through it",
 }
+
+
+def acted(tally: Any) -> Any:
+    """Whether a policy did anything: held, read or stored less than the full cache; `tally` has a number, or an array, of each quantity."""
+    return (tally[HELD] < tally[SPAN]) | (tally[READ] < tally[REACH]) | (tally[BYTES] < tally[DENSE_BYTES])
 
 
 def shares(sums: Mapping[str, float]) -> dict[str, float | int | None]:

@@ -13,6 +13,7 @@ from . import likeness, stats
 from .errors import UsageError
 from .runs import Answers
 
+HALF = 0.5  # of the prompts: a policy that acted on fewer tells little
 METRIC, NORMED = "acc", "acc_norm"
 Entry = dict[str, Any]
 Clusters = Sequence[str | None] | None  # the label of each document, None for one of its own

@@ -26,6 +26,7 @@ from statsmodels.stats.proportion import proportion_confint
 from .errors import UsageError
 
 LEVEL = 0.05  # of every interval: 95 % two-sided, so 97.5 % for a claim in one direction
+TELLING = 10  # clusters that deviate from the others, of which a design effect can be told
 QUANTILE = float(norm.ppf(1 - LEVEL / 2))
 
 Values: TypeAlias = NDArray[Any]
@@ -204,12 +205,17 @@ def _stderr(values: Values, groups: Values | None) -> float:
 
 
 def _stretch(values: Values, groups: Values | None) -> float:
-    """The root of the design effect: how much wider clusters make an interval."""
+    """The root of the design effect: how much wider clusters make an interval.
+
+    Where few clusters have a value other than the commonest, these few say next to nothing of how clusters hang together: it is then no
+    less than under full correlation, the mean over documents of their clusters' sizes.
+    """
     if groups is None:
         return 1.0
-    if np.ptp(values) == 0:  # full correlation: the design effect is the mean over documents of their clusters' sizes
-        return math.sqrt((np.bincount(groups) ** 2).sum() / values.size)
-    return max(1.0, _stderr(values, groups) / _stderr(values, None))
+    found, counts = np.unique(values, return_counts=True)
+    odd = np.unique(groups[values != found[counts.argmax()]]).size
+    least = math.sqrt((np.bincount(groups) ** 2).sum() / values.size) if odd < TELLING else 1.0
+    return max(least, _stderr(values, groups) / _stderr(values, None)) if odd else least
 
 
 def _score_limits(lost: int, gained: int, n: int, reach: float) -> tuple[float, float]:

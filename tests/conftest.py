@@ -2,12 +2,21 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from evalkit import cli
+
+LONG = ("test_real_sweep.py",)  # files of few tests that take minutes
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, then those of many tests: processes take whole files, and one begun last would run alone."""
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in LONG, -sizes[item.path], item.path))
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,8 @@ def query(turn: int, right: bool, **changed) -> dict:
     """What is recorded of a query."""
     return {
         "turn": turn, "question": f"What was it, at turn {turn}?", "context_tokens": 100 * turn, "distance_tokens": 90 * turn,
-        "answer": SAYS, "contains": right, "likeness": 50.0, "fuzzy": right, "rank": 1 if right else 3, "logprobs": [-1.0, -2.0],
+        "restated": False, "answer": SAYS, "contains": right, "likeness": 50.0, "fuzzy": right, "rank": 1 if right else 3,
+        "logprobs": [-1.0, -2.0],
         "survival": 1.0, "survival_told": 1.0, "survival_heads": [[1.0]],
         "tally": [3.0, 10.0, 6.0, 20.0, 2.0, 8.0, 0.0, 0.0, 1.0], "seconds": 0.1, **changed,
     }  # fmt: skip
@@ -32,7 +33,7 @@ def scripts(bucket: str, sources: list[tuple[str, ...]]) -> list[Script]:
     known, said = facts.load(), (("Say it.", "It is said."),) * max(TURNS)
     making = lambda parts: "joined" if len(parts) > 1 else "whole"  # noqa: E731
     return [
-        Script(f"{bucket}/{number:04d}", making(parts), parts, said, max(TURNS), known[number % len(known)])
+        Script(f"{bucket}/{number:04d}", making(parts), parts, said, TURNS, known[number % len(known)])
         for number, parts in enumerate(sources)
     ]
 

@@ -113,6 +113,10 @@ def test_a_server_that_wants_more_than_all_patience_is_not_waited_for(waits):
         (status(400, {"error": "maximum context length is 10"}), "has no room for the conversation (400: maximum context length"),
         (status(413, {"message": "request too large"}), "has no room for the conversation (413: request too large): give shorter"),
         (status(400, {"error": {"message": "no such role"}}), "refuses the request (400: no such role): see what it says"),
+        (
+            status(422, {"detail": [{"loc": ["body", "x"], "msg": "No such field.", "input": "what was said"}]}),
+            'refuses the request (422: [{"loc": ["body", "x"], "msg": "No such field."}]): see what it says',
+        ),
         (status(501), "refuses the request (501): "),
         (status(307, Location="http://elsewhere/"), "sends on to another address (307): give that one as --endpoint"),
         (body("<html>Welcome</html>", kind="text/html"), "answers no JSON (<html>Welcome</html>): give an --endpoint that"),
@@ -263,7 +267,14 @@ def test_a_token_that_no_header_can_carry_is_named_and_not_shown(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "given", ["http://me:geheim@host/v2", "me:geheim@host/v1", "http://me:ge/heim@host/v1", "http://me:ge heim@h/v1"]
+    "given",
+    [
+        "http://me:geheim@host/v2",
+        "me:geheim@host/v1",
+        "http://me:ge/heim@host/v1",
+        "http://me:ge heim@h/v1",
+        "http://me:2024/geheim@h/v1",
+    ],
 )
 def test_a_refused_address_is_shown_without_its_password(given):
     with pytest.raises(UsageError) as error:

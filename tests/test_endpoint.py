@@ -15,7 +15,7 @@ import pytest
 
 from evalkit.errors import UsageError
 from evalkit.retention import client
-from evalkit.retention.endpoint import LETTERS, SERVERS, Estimate, job
+from evalkit.retention.endpoint import LETTERS, SERVERS, Estimate, Threads, job
 from evalkit.retention.facts import load
 from evalkit.retention.records import Records
 from tests.chatter import GO_ON, UNTOLD, Handler, chatting, status
@@ -208,6 +208,23 @@ def test_a_run_that_was_refused_midway_goes_on_with_what_is_left(done, tmp_path)
         chatter.asked.clear()
         assert run(chatter.url, tmp_path) == done[1]
         assert len(chatter.asked) == 3 * 2
+
+
+def test_what_others_are_at_when_one_is_refused_is_not_lost():
+    together = Barrier(2)
+
+    class Scorer:
+        def score(self, pack):
+            together.wait()
+            if pack == 0:
+                raise UsageError("refused")
+            time.sleep(0.2)
+            return pack
+
+    scored = Threads(Scorer(), 2).scored([(number, number) for number in range(5)])
+    assert next(scored) == (1, 1)
+    with pytest.raises(UsageError, match="refused"):
+        next(scored)
 
 
 def test_another_server_is_another_run(tmp_path):

@@ -5,12 +5,12 @@ import torch
 
 from evalkit.documents import Document
 from evalkit.errors import UsageError
-from evalkit.ledger import Record, acted, refuse_idle
+from evalkit.ledger import Record, refuse_idle
 from evalkit.model import tiny
 from evalkit.policies import build
 from evalkit.requests import Request, admitted
 from evalkit.session import Engine
-from evalkit.shares import BYTES, DENSE_BYTES, HELD, QUANTITIES, REACH, READ, SPAN
+from evalkit.shares import BYTES, DENSE_BYTES, HELD, QUANTITIES, REACH, READ, SPAN, acted
 from tests.tiny import tokens
 
 

@@ -81,6 +81,11 @@ def test_where_a_template_takes_no_system_prompt_the_first_message_has_it():
     assert "Be short." not in made.decode(Chat.of(made, "Be short.").user("Hi", first=False))
 
 
+def test_a_template_that_tells_the_date_tells_the_same_every_day():
+    dated = "{{ strftime_now('%d %b %Y') }}" + TURNED
+    assert Chat.of(tokenizer(dated)).frame.opening.startswith("26 Jul 2024")
+
+
 @pytest.mark.parametrize("template", [None, FORGETFUL])
 def test_without_a_template_that_stays_the_frame_is_plain(template):
     made = tokenizer(template)

@@ -8,6 +8,7 @@ from evalkit import cli
 from evalkit.errors import UsageError
 from evalkit.retention.endpoint import SERVERS
 from evalkit.retention.protocol import DECISIVE, FLAGS, INDIFFERENT, Bucket, Protocol, load
+from evalkit.retention.run import policies
 from evalkit.rooms import room
 
 
@@ -40,6 +41,15 @@ def test_full_is_measured_once_and_first():
     ]  # fmt: skip
 
 
+def test_figures_of_flags_are_decimal():
+    assert load(given={"turns": "02,010"}).turns == (2, 10)
+
+
+def test_full_takes_no_knobs():
+    with pytest.raises(UsageError, match="foo"):
+        policies(load(given={"policy": "full(foo=1),h2o"}))
+
+
 def test_buckets_are_written_as_they_are_read():
     assert [str(Bucket.of(given)) for given in ("1k-2k", "1024-2K", "500-1500", "0.5k-1k")] == [
         "1k-2k",
@@ -59,6 +69,13 @@ def test_buckets_are_written_as_they_are_read():
         ("inject_at", "13", "no turn that is asked at comes after it"),
         ("conversations", "0", "conversations=0 is not allowed"),
         ("budget", "200%", "above 0 and at most 100%"),
+        ("policy", "h2o,tova,h2o", "it repeats entry 0: give each once"),
+        ("policy", "quest(page=8),quest(page=8)", "it repeats entry 0: give each once"),
+        ("seed", "{", r"seed='\{' is not allowed: give a whole number"),
+        ("turns", "2,@", "turns.1='@' is not allowed: give a whole number"),
+        ("conversations", "1:30", "conversations='1:30' is not allowed: give a whole number"),
+        ("fuzzy", "%85", "fuzzy='%85' is not allowed: give a number"),
+        ("control", "perhaps", "control='perhaps' is not allowed: give true or false"),
     ],
 )
 def test_what_is_not_allowed_is_said_in_a_line(flag, given, told):

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -34,15 +35,15 @@ def report(folder) -> Report:
 # By hand
 
 
-def by_hand(folder, rights, skip=0, **changed) -> Report:
+def by_hand(folder, rights, skip=0, budget="30%", margin="20", **changed) -> Report:
     """A run of two turns in which each cell's answers are given: label -> conversation -> turn -> right."""
     labels = list(rights)
     asked = protocol(
         given={"policy": ",".join(label.split("@")[0] for label in labels), "turns": "1,2", "bucket": "1k-2k", "conversations": "5",
-               "together": "1", "control": "false", "model": "m"}
+               "together": "1", "control": "false", "model": "m", "budget": budget, "margin": margin}
     )  # fmt: skip
     told = scripts("1k-2k", [(f"c{number // 2}",) for number in range(len(rights[labels[0]]))])
-    chosen = {"1k-2k": [Script(one.id, one.making, one.sources, one.exchanges[:2], 2, one.fact) for one in told]}
+    chosen = {"1k-2k": [Script(one.id, one.making, one.sources, one.exchanges[:2], (2,), one.fact) for one in told]}
     store = Records.create(folder, manifest(asked, {"digest": "0"}, chosen, listed(asked)))
     names = store.names()
     for name in names[: len(names) - skip]:
@@ -94,14 +95,14 @@ def test_scorers_that_differ_agree_less(tmp_path):
     report = by_hand(tmp_path, RIGHTS)
     assert report.kappas()["contains and fuzzy"] == 1.0
     other = Report(report.manifest, [{**one, "first": number % 2 == 0} for number, one in enumerate(report.queries)], 0, "")
-    assert other.kappas()["contains and first"] < 1.0
+    assert other.kappas()["contains and rank 1"] < 1.0
 
 
 def test_what_a_server_does_not_show_is_missing_and_never_zero(tmp_path):
     report = by_hand(tmp_path, RIGHTS, rank=None, logprobs=None, survival=None, survival_told=None, survival_heads=None, tally=None)
     (row,) = (row for row in report.rows if (row["policy"], row["turn"]) == ("h2o", "all"))
     assert {row[name] for name in ("accuracy_rank", "rank", "survival", "survival_told", "held", "read")} == {None}
-    assert report.kappas() == {"contains and fuzzy": 1.0, "contains and first": None, "fuzzy and first": None}
+    assert report.kappas() == {"contains and fuzzy": 1.0, "contains and rank 1": None, "fuzzy and rank 1": None}
     text = told(report).text("md")
     assert "50 % / 50 % / -" in {line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| h2o")}
     assert "what of the fact is held" not in text
@@ -144,7 +145,7 @@ def test_the_asterisk_is_the_adjusted_p_s(report):
 
 def made_of(*sources: str) -> list[dict]:
     """Conversations as a manifest has them, one for each word: the letters are what it is made of."""
-    return [{"id": f"{number}", "sources": list(parts)} for number, parts in enumerate(sources)]
+    return [{"id": f"{number}", "sources": list(parts), "fact": f"f{number}"} for number, parts in enumerate(sources)]
 
 
 LONERS = "mnopqrstuvwx"
@@ -162,6 +163,12 @@ def test_a_conversation_taken_whole_hangs_together_with_one_that_it_was_joined_i
     assert found.of["0"] == found.of["1"] != found.of["2"]
 
 
+def test_conversations_told_the_same_fact_hang_together():
+    made = made_of("a", "b", "c", *LONERS)
+    found = clusters([made[0], {**made[1], "fact": made[0]["fact"]}, *made[2:]])
+    assert found.of["0"] == found.of["1"] != found.of["2"]
+
+
 def test_where_too_few_groups_are_left_each_conversation_stands_for_itself_and_that_is_said():
     chain = [f"{one}{other}" for one, other in zip("abcdefghijklmno", "bcdefghijklmnop", strict=True)]
     found = clusters(made_of(*chain, chain[0]))
@@ -172,6 +179,58 @@ def test_where_too_few_groups_are_left_each_conversation_stands_for_itself_and_t
 def test_few_conversations_that_share_nothing_are_as_many_clusters():
     found = clusters(made_of(*LONERS[: LEAST - 2]))
     assert found.whole and len(set(found.of.values())) == LEAST - 2
+
+
+ALL_RIGHT = [(True, True)] * 60  # 30 clusters: no flip among them is within 20 points
+
+
+def verdicts(report: Report) -> dict:
+    return {row["policy"]: row["verdict"] for row in report.rows if row["turn"] == "all"}
+
+
+def test_a_cell_that_seldom_acted_is_never_ok(tmp_path):
+    acted = by_hand(tmp_path / "a", {"full@100%": ALL_RIGHT, "h2o@30%": ALL_RIGHT})
+    idle = by_hand(tmp_path / "b", {"full@100%": ALL_RIGHT, "h2o@30%": ALL_RIGHT}, tally=[1.0] * 9)
+    assert verdicts(acted) == {"full": None, "h2o": "ok"} and verdicts(idle) == {"full": None, "h2o": "inconclusive"}
+
+
+def test_a_cell_that_asks_for_everything_is_the_full_cache_and_no_hypothesis(tmp_path):
+    report = by_hand(tmp_path, {"full@100%": RIGHTS["full@100%"], "h2o@100%": RIGHTS["full@100%"]}, tally=[1.0] * 9, budget="100%")
+    row = next(row for row in report.rows if (row["policy"], row["turn"]) == ("h2o", "all"))
+    assert (row["verdict"], row["p"], row["p_holm"], row["significant"]) == ("ok", None, None, False)
+
+
+def test_where_intervals_may_be_too_narrow_nothing_is_ok(tmp_path):
+    report = by_hand(tmp_path, {"full@100%": ALL_RIGHT, "h2o@30%": ALL_RIGHT})
+    (found,) = report.clusters.values()
+    narrow = replace(report)
+    narrow.__dict__["clusters"] = {"1k-2k": found._replace(whole=False)}
+    assert verdicts(narrow)["h2o"] == "inconclusive"
+
+
+def test_a_quantised_cache_shows_its_bytes(tmp_path):
+    report = by_hand(tmp_path, RIGHTS, tally=[10.0, 10.0, 4.0, 16.0, 8.0, 8.0, 0.0, 0.0, 1.0])
+    (row,) = (row for row in report.rows if (row["policy"], row["turn"]) == ("h2o", "all"))
+    assert (row["held"], row["held_bytes"], row["acted"]) == (1.0, 0.25, 1.0)
+    assert "100 % / 100 % / 25 %" in told(report).text("md")
+
+
+def test_what_generated_replies_did_to_queries_is_said(tmp_path):
+    report = by_hand(tmp_path, RIGHTS)
+    asked = {**report.manifest, "protocol": {**report.manifest["protocol"], "replies": "generate"}}
+    again = [{**query, "restated": query["policy"] == "full" and query["turn"] == 2} for query in report.queries]
+    assert report.notes == []
+    left = [query for query in again if (query["policy"], query["turn"]) != ("h2o", 2)]
+    short, h2o = replace(report, manifest=asked, queries=left), report.cells[1]
+    restated, unasked = short.notes
+    assert restated.startswith("full, 1k-2k: before 4 of 8 queries the model had said the answer itself in a reply.")
+    assert unasked.startswith("h2o 30 %, 1k-2k: 4 of 8 queries were not asked, as replies had used up the model's positions.")
+    assert len(short.pairs(h2o, "1k-2k", "all")) == 4
+    assert not any("not asked" in note for note in replace(short, missing=1).notes)
+
+
+def test_a_buckets_line_tells_the_context_that_queries_met(report):
+    assert "A query met 400 tokens on average." in told(report).text("md")
 
 
 def test_a_bucket_whose_conversations_all_hang_together_has_a_note(report):

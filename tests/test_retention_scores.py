@@ -4,7 +4,7 @@ import pytest
 
 from evalkit.errors import UsageError
 from evalkit.retention.facts import load
-from evalkit.retention.scores import contains, normalised, rank, similarity
+from evalkit.retention.scores import contains, judged, nearly, normalised, rank, similarity
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,10 @@ from evalkit.retention.scores import contains, normalised, rank, similarity
         ("one hundred", "1 hundred"),
         ("1,200 and 07:30", "1200 and 07 30"),
         ("fifty fifty", "50 50"),
+        ("in Tampere\u2014in May", "in tampere in may"),
+        ("your great\u2011aunt, Kumasi\u2013yes", "your great aunt kumasi yes"),
+        ("rock\u2019n\u2019roll, co\u00adop\u200b", "rocknroll coop"),
+        ("\u0414\u043e\u043c\u20142", "\u0434\u043e\u043c 2"),
         ("", ""),
     ],
 )
@@ -36,6 +40,21 @@ def test_a_misspelt_answer_is_near_and_a_part_of_one_is_not():
     assert similarity("B", ["Bartleby"]) < 50
     assert similarity("nothing of the kind", ["Bartleby"]) < 60
     assert similarity("Bartleby", ["Mortimer", "bartleby"]) == 100
+
+
+@pytest.mark.parametrize("fact", load(), ids=lambda fact: fact.id)
+def test_what_else_it_might_have_been_is_no_misspelling(fact):
+    near = lambda text: judged(text, fact.answers, fact.distractors, 85.0)["fuzzy"]  # noqa: E731
+    said = ("{}", "It is {}.", "You told me: {}, I think.")
+    assert all(near(how.format(answer)) for answer in fact.answers for how in said)
+    assert not any(near(how.format(other)) for other in fact.distractors for how in said)
+
+
+def test_the_figures_of_a_nearly_right_answer_are_right():
+    assert nearly("It was the fourtenth of Februry, 14", ["14 of February"], ["3 of March"], 70.0)
+    assert not nearly("It was the 13 of February", ["14 of February"], ["3 of March"], 70.0)
+    assert nearly("You called it Bartlebey.", ["Bartleby"], ["Mortimer"], 85.0)
+    assert not nearly("You called it Bartlebey.", ["Bartleby"], ["Bartlebee"], 85.0)
 
 
 def test_the_rank_counts_those_that_are_as_likely():

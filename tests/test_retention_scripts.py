@@ -110,11 +110,29 @@ def test_the_gated_conversations_without_a_token_say_in_a_line_what_to_do(monkey
 
 def test_the_hub_gives_the_first_conversations_that_are_long_enough(monkeypatch):
     long = {"conversation_id": "y", "language": "English", "conversation": 2 * FORMS["lmsys"]["conversation"]}
-    monkeypatch.setattr(
-        sources, "_hub", lambda: iter([("1", FORMS["lmsys"]), ("2", {**long, "language": "French"}), ("3", long)] * 3)
-    )
+    longer = {**long, "conversation_id": "z", "conversation": 2 * long["conversation"]}
+    records = [("1", FORMS["lmsys"]), ("2", {**long, "language": "French"}), ("3", long), ("4", longer), ("5", longer)]
+    monkeypatch.setattr(sources, "_hub", lambda: iter(records))
     monkeypatch.setattr(sources, "POOL", 2)
-    assert [one.id for one in sources.load("lmsys", "English", 2)] == ["y", "y"]
+    assert [one.id for one in sources.load("lmsys", "English", 2)] == ["y", "z"]
+
+
+def test_conversations_of_one_id_are_told_apart_and_the_same_one_counts_once(tmp_path):
+    def talk(text, name="x"):
+        return {"id": name, "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes"}]}
+
+    for file, given in {"a": [talk("Hi"), talk("Ho"), talk("He", "x-2")], "b": [talk("Hi"), talk("Ha"), talk("Ho", "y")]}.items():
+        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in given))
+    found = sources.load(str(tmp_path), "English", 1)
+    assert [(one.id, one.exchanges[0][0]) for one in found] == [("x", "Hi"), ("x-2", "Ho"), ("x-2-2", "He"), ("x-3", "Ha")]
+
+
+def test_half_a_letter_becomes_one_that_a_file_can_hold(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "Hi \\ud83d"}, {"role": "assistant", "content": "\\ud83d\\ude00"}]}\n'
+    )
+    (found,) = sources.load(str(tmp_path), "English", 1)
+    assert found.exchanges == (("Hi \ufffd", "\U0001f600"),)
 
 
 def test_the_project_s_own_conversations_are_there():
@@ -163,7 +181,7 @@ def test_conversations_are_joined_in_equal_shares_where_none_is_long_enough():
 def test_every_context_lies_in_its_bucket():
     cast = casting([conversation(name, 5 + place) for place, name in enumerate("abcdef")], bucket="700-1000")
     for script in cast.scripts(cast.protocol.buckets[0]):
-        said = spoken(script, CHAT, (2, 4))
+        said = spoken(script, CHAT)
         assert 700 <= said.context(4) < 1000
         before = [(message.user, message.reply) for message in said.messages]
         assert len(before) == len(script.exchanges) + 1
@@ -204,16 +222,22 @@ def test_a_bucket_must_leave_the_headroom():
     )
 
 
+def test_what_an_answer_may_take_is_left_free_whatever_the_headroom():
+    made = scripts([conversation(n, 5) for n in "abc"], positions=850, headroom="0", answer_cap="120")
+    assert made and all(spoken(script, CHAT).context(4) + 120 <= 850 for script in made)
+    assert any(spoken(script, CHAT).context(4) + 120 > 850 for script in scripts([conversation(n, 5) for n in "abc"]))
+
+
 # In tokens
 
 
-def script(turns=2, exchanges=5):
-    return Script("b/0", "whole", ("a",), conversation("a", exchanges, 5).exchanges, turns, FACT)
+def script(asked=(1, 2), exchanges=5, phrasing=0):
+    return Script("b/0", "whole", ("a",), conversation("a", exchanges, 5).exchanges, asked, FACT, phrasing)
 
 
 @pytest.mark.parametrize("inject_at", [1, 2])
 def test_the_fact_is_told_before_its_turn_and_found_again(inject_at):
-    said = spoken(script(), CHAT, (1, 2), inject_at)
+    said = spoken(script(), CHAT, inject_at)
     assert said.fact == script().end(inject_at - 1)
     telling = said.messages[said.fact]
     decoded = lambda places: CHAT.tokenizer.decode([telling.user[place] for place in places])  # noqa: E731
@@ -223,11 +247,13 @@ def test_the_fact_is_told_before_its_turn_and_found_again(inject_at):
 
 
 def test_a_control_is_the_same_without_the_fact():
-    told, control = spoken(script(), CHAT, (1, 2)), spoken(script(), CHAT, (1, 2), control=True)
+    told, control = spoken(script(), CHAT), spoken(script(), CHAT, control=True)
     assert control.fact is None and control.messages[1:] == told.messages[2:]
     assert control.messages[0].reply == told.messages[1].reply and control.questions == told.questions
     assert {turn: end + 1 for turn, end in control.ends.items()} == told.ends
 
 
 def test_phrasings_take_turns():
-    assert [script(4).question(turn) for turn in (2, 4, 6)] == [FACT.questions[1], FACT.questions[0], FACT.questions[1]]
+    one, other = FACT.questions
+    assert [script((4, 8, 12)).question(turn) for turn in (4, 8, 12)] == [one, other, one]
+    assert [script((4, 8, 12), phrasing=3).question(turn) for turn in (4, 8, 12)] == [other, one, other]

@@ -15,6 +15,7 @@ from evalkit.retention.records import share
 from evalkit.retention.scripts import Script, spoken
 from evalkit.retention.walk import Walk
 from evalkit.session import Engine
+from evalkit.shares import SPAN
 from tests.test_retention_chat import TURNED, tokenizer
 from tests.test_retention_scripts import FACT, conversation
 
@@ -25,7 +26,7 @@ SOME = ("full", "h2o", "snapkv", "streaming_llm", "quest", "infinigen")
 
 
 def script(name="a", letters=6, turns=4):
-    return Script(f"b/{name}", "whole", (name,), conversation(name, turns, letters).exchanges, turns, FACT)
+    return Script(f"b/{name}", "whole", (name,), conversation(name, turns, letters).exchanges, (turns // 2, turns), FACT)
 
 
 SCRIPTS = [script("a", 6), script("b", 11), script("c", 3)]
@@ -108,7 +109,7 @@ def test_a_message_and_its_reply_taken_in_together_change_nothing(monkeypatch):
 
 def test_contexts_and_distances_are_those_of_the_tokens():
     (queries,) = walk().through(SCRIPTS[:1], policy("full"))
-    said = spoken(SCRIPTS[0], CHAT, (2, 4))
+    said = spoken(SCRIPTS[0], CHAT)
     assert [query["context_tokens"] for query in queries] == [said.context(turn) for turn in (2, 4)]
     last = max(said.messages[0].statement)
     assert [query["distance_tokens"] for query in queries] == [said.context(t) - len(said.questions[t]) - last for t in (2, 4)]
@@ -119,7 +120,7 @@ def test_survival_is_the_share_of_the_facts_own_entries_that_is_held():
     done = walk()
     (queries,) = done.through(SCRIPTS[:1], build("streaming_llm", "30%"))
     (talk,), query = done.talks, queries[0]
-    said = spoken(SCRIPTS[0], CHAT, (2, 4))
+    said = spoken(SCRIPTS[0], CHAT)
     line = [token for message in said.messages for token in (*message.user, *message.reply)]
     assert CHAT.tokenizer.decode([line[place] for place in talk.told]) == "Bartleby"
     seen = query["context_tokens"] - 1
@@ -142,7 +143,7 @@ def test_what_is_held_and_read_is_that_of_the_query(name, held_share, survival):
 def test_a_control_has_nothing_to_survive():
     told, control = (walk().through(SCRIPTS[:1], policy("full"), control=control)[0] for control in (False, True))
     assert [query["survival"] for query in control] == [None, None]
-    fact = spoken(SCRIPTS[0], CHAT, (2, 4)).messages[0]
+    fact = spoken(SCRIPTS[0], CHAT).messages[0]
     fewer = {a["context_tokens"] - b["context_tokens"] for a, b in zip(told, control, strict=True)}
     opening = len(CHAT.user("", first=True)) - len(CHAT.user("", first=False))
     assert fewer == {len(fact.user) + len(fact.reply) - opening}
@@ -158,16 +159,39 @@ def test_generated_replies_are_the_model_s_own_and_are_closed():
     (queries,) = done.through(SCRIPTS[:1], policy("full"))
     replay = walk().through(SCRIPTS[:1], policy("full"))[0]
     assert [query["context_tokens"] for query in queries] != [query["context_tokens"] for query in replay]
-    messages = spoken(SCRIPTS[0], CHAT, (2, 4)).messages
+    messages = spoken(SCRIPTS[0], CHAT).messages
     users = sum(len(message.user) for message in messages) + len(messages[0].reply)
-    own = queries[-1]["context_tokens"] - users - len(spoken(SCRIPTS[0], CHAT, (2, 4)).questions[4])
+    own = queries[-1]["context_tokens"] - users - len(spoken(SCRIPTS[0], CHAT).questions[4])
     assert 4 <= own <= 4 * (9 + len(CHAT.closing))
 
 
 def test_generated_replies_that_use_up_the_positions_end_the_conversation():
-    most = spoken(SCRIPTS[0], CHAT, (2,)).context(2) + 60
+    most = spoken(SCRIPTS[0], CHAT).context(2) + 60
     (queries,) = walk(most, replies="generate", reply_cap="40").through(SCRIPTS[:1], policy("full"))
     assert [query["turn"] for query in queries] in ([], [2])
+
+
+@pytest.mark.parametrize("positions", range(360, 760, 40))
+def test_nothing_is_said_beyond_the_last_position(positions):
+    walked = walk(positions, replies="generate", reply_cap="40", answer_cap="30", headroom="0").through(SCRIPTS, policy("full"))
+    assert all(query["context_tokens"] + 30 <= positions for queries in walked for query in queries)
+
+
+@pytest.mark.parametrize("replies", ["replay", "generate"])
+def test_what_is_held_is_counted_once_for_each_query(replies):
+    walked = walk(replies=replies).through(SCRIPTS, policy("h2o"))
+    entries = 3 * 2  # layers, KV heads
+    for query in (query for queries in walked for query in queries):
+        assert query["tally"][SPAN] == entries * (query["context_tokens"] - 1)
+
+
+@pytest.mark.parametrize("replies", ["replay", "generate"])
+def test_a_reply_that_says_the_answer_again_is_on_record(replies, monkeypatch):
+    heard = []
+    monkeypatch.setattr("evalkit.retention.walk.contains", lambda text, accepted: heard.append(text) or len(heard) > 2)
+    (queries,) = walk(replies=replies).through(SCRIPTS[:1], policy("full"))
+    assert len(heard) == (4 if replies == "generate" else 0)
+    assert [query["restated"] for query in queries] == ([False, True] if replies == "generate" else [False, False])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,6 +127,14 @@ def test_more_lost_documents_never_look_safer() -> None:
     assert all(more < fewer for fewer, more in pairwise(lows))
 
 
+@pytest.mark.parametrize(("clusters", "size"), [(16, 6), (50, 6), (200, 2)])
+def test_more_lost_documents_never_look_safer_in_clusters(clusters: int, size: int) -> None:
+    labels = [place // size for place in range(clusters * size)]
+    lost = lambda count: [int(place % size > 0 or place // size >= count) for place in range(clusters * size)]  # noqa: E731
+    lows = [stats.paired([1] * len(labels), lost(count), labels).low for count in range(stats.TELLING)]
+    assert all(more < fewer for fewer, more in pairwise(lows))
+
+
 @pytest.mark.parametrize(("lost", "gained"), [(0, 0), (1, 0), (0, 1), (3, 3), (9, 0), (0, 9)])
 @pytest.mark.parametrize("n", [9, 10, 10042])
 def test_limits_lie_around_the_difference_and_inside_what_is_possible(lost: int, gained: int, n: int) -> None:

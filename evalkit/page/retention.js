@@ -152,7 +152,7 @@ function lengthPanel() {
   const curves = cells.map((cell, number) => [cell, curve(names.map((name, index) => [index + shift(number), rowOf(cell, name, ALL)]))]);
   const scale = { ...scales([-0.3, names.length - 0.7], [0, 100], false), xTicks: [...names.keys()] };
   return picture("by context length", `${LINES[state.line].label} in percent by context length; the numbers are in the table above`, [
-    frame(scale, "tokens of context", (index) => names[index]),
+    frame(scale, "tokens of context at the last query", (index) => names[index]),
     curves.map(([cell, spots]) => spots.map((spot) => bar(cell, spot, scale))),
     curves.map(([cell, spots]) => drawCurve(cell, spots, scale)),
   ]);
@@ -211,16 +211,17 @@ function drawLines() {
 
 function drawConversations() {
   const kinds = ["whole", "merged", "joined"];
-  const row = ({ name, conversations, wanted, making }) =>
+  const row = ({ name, conversations, wanted, making, context }) =>
     el(
       "tr",
       {},
       el("th", { scope: "row" }, name),
       el("td", {}, conversations < wanted ? `${conversations} of ${wanted}` : conversations),
       kinds.map((kind) => el("td", {}, making[kind] ?? 0)),
+      el("td", {}, known(context) ? Math.round(context) : "-"),
     );
-  put("making", table(["Context length", "Conversations", "Whole", "Merged", "Joined"].map(th), report.buckets.map(row)));
-  const agreement = Object.entries(report.agreement).map(([pair, kappa]) => `Cohen's kappa of ${pair}: ${decimal(kappa)}.`);
+  put("making", table(["Context length", "Conversations", "Whole", "Merged", "Joined", "Tokens before a query, mean"].map(th), report.buckets.map(row)));
+  const agreement = Object.entries(report.agreement).map(([pair, kappa]) => `Cohen's kappa of ${pair}, over all rows: ${decimal(kappa)}.`);
   const notes = report.buckets.map((bucket) => bucket.note).filter(known);
   put(
     "notes",

@@ -56,6 +56,7 @@ def _checked(endpoint: str) -> SplitResult:
         "it has blanks, or letters beyond ASCII": not (endpoint.isascii() and endpoint.isprintable()) or " " in endpoint,
         "it begins with neither http:// nor https://": parts.scheme not in ("http", "https"),
         "its host or port is none": not host,
+        "it has an @ after its host: write a / in a password as %2F": "@" in parts.path,
         "it goes on after its path": bool(parts.query or parts.fragment),
         "its path does not end in /v1": not parts.path.rstrip("/").endswith("/v1"),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from typing import Any
 
@@ -93,6 +94,9 @@ class Chat:
         return (*(self._begins if first else ()), *self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+TODAY = date(
+    2024, 7, 26
+)  # for templates that tell the date (Llama's say this one where they know none): a run may last past midnight
 MARKS = ("Where is the lamp?", "It is upstairs.", "Who put it there?", "The neighbour did.", "When was that?")
 
 
@@ -133,7 +137,9 @@ def _messages(tokenizer: Any, system: str | None) -> list[Mapping[str, str]]:
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], prompt: bool) -> str:
-    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+    text: str = tokenizer.apply_chat_template(
+        list(messages), tokenize=False, add_generation_prompt=prompt, strftime_now=TODAY.strftime
+    )
     return text
 
 

@@ -26,6 +26,7 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Re
 from .. import __version__
 from ..errors import UsageError
 from .address import KEYS, Address
+from .sources import sound
 
 TIMEOUT, PATIENCE = 300.0, 600.0  # seconds, unless given
 FIRST, LONGEST = 0.5, 30.0  # seconds from one try to the next, at first and at most
@@ -100,7 +101,7 @@ class Server:
         if not isinstance(text, str) or (thought and not text):
             remedy = "if the model thinks first, switch that off at the server, or raise --answer-cap and --reply-cap"
             raise UsageError(self.line(f"answers without a text ({self.quoted(json.dumps(message))})", remedy))
-        return text
+        return sound(text)
 
     # Requests
 
@@ -249,6 +250,8 @@ def _message(error: HTTPError) -> str:
         return re.sub(r"<[^>]*>", " ", text)
     for name in ("error", "message", "detail"):
         found = found.get(name, found) if isinstance(found, dict) else found
+    if isinstance(found, list):  # of what is wrong with fields, which may repeat what was sent
+        found = [{name: one[name] for name in ("loc", "msg") if name in one} if isinstance(one, dict) else "" for one in found]
     return found if isinstance(found, str) else json.dumps(found)
 
 

@@ -25,8 +25,8 @@ from .chat import Chat
 from .client import Message, Server
 from .protocol import Bucket, Protocol, load
 from .run import CONTROL, Cells, Retention, prepared, with_control
-from .scores import judged
-from .scripts import Casting, Pack, Script, Spoken, spoken
+from .scores import contains, judged
+from .scripts import Casting, Pack, Script, Spoken, room, spoken
 
 Query = dict[str, Any]
 
@@ -111,6 +111,7 @@ class Talk:
     messages: list[Message]
     place: int = 0  # of the next token
     statement: int | None = None  # the place of the last token of the fact
+    restated: bool = False  # whether a generated reply has said the answer again
     queries: list[Query] = field(default_factory=list)
 
 
@@ -146,11 +147,11 @@ class Caller:
     def through(self, script: Script, *, control: bool) -> list[Query]:
         """Have a conversation to its last query, or as far as the model's positions reach; return its queries."""
         asked = self.protocol
-        said = spoken(script, self.chat, asked.turns, asked.inject_at, control=control)
+        said = spoken(script, self.chat, asked.inject_at, control=control)
         talk = Talk(script, said, [] if asked.system is None else [{"role": "system", "content": asked.system}])
         last = max(said.ends.values(), default=0)
         for number, exchange in enumerate(script.told(asked.inject_at, control=control)[:last]):
-            if talk.place + len(said.messages[number].user) + asked.headroom > self.positions:
+            if talk.place + len(said.messages[number].user) + room(script, said, self.chat, asked) > self.positions:
                 break
             self.exchange(talk, number, *exchange)
             talk.queries += [self.query(talk, turn) for turn, end in said.ends.items() if end == number + 1]
@@ -164,6 +165,7 @@ class Caller:
         talk.messages.append({"role": "user", "content": user.strip()})
         if self.protocol.replies == "generate" and number != talk.spoken.fact:
             reply = self.server.chat(talk.messages, self.protocol.reply_cap, self.protocol.seed).text
+            talk.restated |= contains(reply, talk.script.fact.answers)
         talk.messages.append({"role": "assistant", "content": reply.strip()})
         talk.place += len(message.user) + len(self.chat.reply(reply))
 
@@ -172,14 +174,15 @@ class Caller:
         question = talk.script.question(turn)
         asked = [*talk.messages, {"role": "user", "content": question}]
         answer = self.server.chat(asked, self.protocol.answer_cap, self.protocol.seed)
-        counted = "tokenizer" if self.tokens else "estimate"
+        counted, fact = "tokenizer" if self.tokens else "estimate", talk.script.fact
         return {
             "turn": turn,
             "question": question,
             "context_tokens": answer.prompt_tokens or talk.place + len(talk.spoken.questions[turn]),
             "counted": "server" if answer.prompt_tokens else counted,
             "distance_tokens": None if talk.statement is None else talk.place - talk.statement,
-            **judged(answer.text.strip(), talk.script.fact.answers, self.protocol.fuzzy),
+            "restated": talk.restated,
+            **judged(answer.text.strip(), fact.answers, fact.distractors, self.protocol.fuzzy),
             **dict.fromkeys(UNSEEN),
             "seconds": round(answer.seconds, 4),
         }
@@ -204,16 +207,19 @@ class Threads:
             waiting.put(pack)
         for _ in range(min(self.count, len(packs))):
             Thread(target=self.work, args=(waiting, done), daemon=True).start()
+        left, failed = len(packs), None
         try:
-            for _ in packs:
-                key, found = done.get()
-                if isinstance(found, Exception):
-                    raise found
-                yield key, found
+            while left:
+                (key, found), left = done.get(), left - 1
+                if isinstance(found, Exception):  # what the others are at is not lost by it
+                    failed = failed or found
+                    left -= _dropped(waiting)
+                else:
+                    yield key, found
         finally:
-            with suppress(Empty):
-                while True:
-                    waiting.get_nowait()
+            _dropped(waiting)
+        if failed:
+            raise failed
 
     def work(self, waiting: SimpleQueue[tuple[Key, Any]], done: SimpleQueue[tuple[Key, Any]]) -> None:
         """Score packs until none is waiting, or one fails."""
@@ -227,6 +233,16 @@ class Threads:
             except Exception as error:
                 done.put((key, error))
                 return
+
+
+def _dropped(waiting: SimpleQueue[Any]) -> int:
+    """Empty a queue; return how many were in it."""
+    dropped = 0
+    with suppress(Empty):
+        while True:
+            waiting.get_nowait()
+            dropped += 1
+    return dropped
 
 
 def threads(count: int) -> Crews:

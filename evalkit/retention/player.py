@@ -44,8 +44,12 @@ class Player:
 
     def described(self) -> dict[str, Any]:
         """Return what identifies the model, and how conversations are framed for it."""
-        frame = "plain" if self.chat.frame.plain else "template"
-        return {**self.worker.described(), "frame": frame, "template": [vars(self.chat.frame)[name] for name in ("turn", "close")]}
+        frame, how = self.chat.frame, "plain" if self.chat.frame.plain else "template"
+        return {
+            **self.worker.described(),
+            "frame": how,
+            "template": [frame.opening, frame.turn, frame.lead, frame.close, frame.between],
+        }
 
     @cached_property
     def casting(self) -> Casting:

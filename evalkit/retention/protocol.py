@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator
 
 from ..budget import WHOLE, Budget
 from ..naming import listed, spelled
-from ..plan import FULL, Budgets, Line, Natural, Part, PolicyChoice, Positive, Several
+from ..plan import FULL, Budgets, Line, Natural, Part, PolicyChoice, Positive, Several, distinct
 from ..reading import checked, read, refusal
 from ..rooms import room
 
@@ -57,12 +57,6 @@ def _rising(turns: tuple[int, ...]) -> tuple[int, ...]:
     return turns
 
 
-def _once(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
-    if len(set(buckets)) < len(buckets):
-        raise refusal("give each range once")
-    return buckets
-
-
 def _named(given: object) -> object:
     """Let `quest(dense_layers=0)` stand for a policy and its knobs."""
     if not isinstance(given, str):
@@ -85,11 +79,13 @@ class Protocol(Part):
 
     model: Line | None = None
     dtype: Line | None = None
-    policies: Several[Annotated[PolicyChoice, BeforeValidator(_named)]]
+    policies: Annotated[
+        Several[Annotated[PolicyChoice, BeforeValidator(_named)]], distinct(lambda choice: (choice.name, choice.knobs))
+    ]
     budgets: Budgets
     source: Line = "builtin"
     language: Line = "English"
-    buckets: Annotated[Several[Range], AfterValidator(_once)]
+    buckets: Annotated[Several[Range], distinct(hint="give each range once")]
     bucket_by: Literal["query", "conversation"] = "query"
     conversations: Positive = 50
     turns: Annotated[Several[Positive], AfterValidator(_rising)] = (2, 4, 6, 8, 10, 12)
@@ -115,9 +111,10 @@ class Protocol(Part):
 
     def measured(self) -> list[tuple[PolicyChoice, Budget]]:
         """Return every policy at every budget; `full`, which all else is compared with, once and first."""
+        full = next((choice for choice in self.policies if choice.name == FULL), PolicyChoice(name=FULL))
         others = [choice for choice in self.policies if choice.name != FULL]
         cells = [(choice, budget) for choice in others for budget in choice.budgets or self.budgets]
-        return [(PolicyChoice(name=FULL), WHOLE), *cells]
+        return [(full, WHOLE), *cells]
 
     def identity(self) -> dict[str, Any]:
         """Return, as plain data, all that can change a number."""
@@ -159,9 +156,17 @@ def _as_given(protocol: Protocol) -> dict[str, Any]:
 
 
 def _typed(name: str, text: str) -> Any:
-    """Read a flag's text as YAML would; lists have commas between their entries."""
+    """Read a flag's text; lists have commas between their entries. What is none of what a field takes stays text, for it to refuse."""
     if name in ("model", "source", "system", "dtype", "language"):
         return text
-    if name in ("policies", "budgets", "buckets", "turns"):
-        return [entry if name != "turns" else yaml.safe_load(entry) for entry in listed(text)]
-    return yaml.safe_load(text)
+    if name in ("policies", "budgets", "buckets"):
+        return listed(text)
+    return [_number(entry) for entry in listed(text)] if name == "turns" else _number(text)
+
+
+def _number(text: str) -> float | bool | str:
+    """Read a number, true or false."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..shares import HELD, REACH, READ, SPAN
+from ..shares import BYTES, DENSE_BYTES, HELD, REACH, READ, SPAN
 from ..store import Damaged, PackName, Store, slug, write
 
 Query = dict[str, Any]
 
 KIND = "retention"
+SHARES = {"held": (HELD, SPAN), "read": (READ, REACH), "held_bytes": (BYTES, DENSE_BYTES)}
 SEALED = ("tally", "survival_heads", "logprobs")  # what a query's record has at its end
 
 
@@ -36,7 +37,7 @@ class Records(Store):
         return cls(folder, store.manifest)
 
     def names(self) -> list[PackName]:
-        """Return all packs, in the order in which they are walked: every cell's of the same conversations after one another."""
+        """Return all packs in the manifest's order: every cell's of the same conversations after one another."""
         return [
             PackName(self.manifest["model"]["name"], slug(cell["label"]), bucket["name"], number)
             for bucket in self.manifest["buckets"]
@@ -85,7 +86,7 @@ class Records(Store):
                 told = {what: script[what] for what in ("fact", "kind", "making")}
                 place = {"bucket": name.task, "conversation": script["id"], "sources": list(script["sources"])}
                 for query in line["queries"]:
-                    yield _ordered({**about, **place, **told, **query, "held": share(query, "held"), "read": share(query, "read")})
+                    yield _ordered({**about, **place, **told, **query, **{part: share(query, part) for part in SHARES}})
 
     def write_queries(self) -> Path:
         """Write queries.jsonl; return its path."""
@@ -101,6 +102,6 @@ def _ordered(query: Query) -> Query:
 
 def share(query: Query, part: str) -> float | None:
     """Return which share of what the full cache would hold or read a query's fork held or read; None where nobody counted."""
-    what, whole = {"held": (HELD, SPAN), "read": (READ, REACH)}[part]
+    what, whole = SHARES[part]
     tally: list[float] | None = query["tally"]
     return tally[what] / tally[whole] if tally and tally[whole] else None

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 from .. import stats
+from ..budget import Budget
 from ..formats import as_csv
 from ..likeness import kappa
 from ..naming import placeless
 from ..plan import FULL
 from ..sections import spaced
-from ..spots import known
+from ..shares import acted
+from ..spots import HALF, known
 from ..store import ASIDE, Store, write
 from .clusters import Clusters, clusters
 from .records import KIND, Records
 
 Query = Mapping[str, Any]
 ALL = "all"  # the turns of a bucket together
-SCORERS = ("contains", "fuzzy", "first")
-MEANS = ("survival", "survival_told", "held", "read", "context_tokens", "distance_tokens", "rank")
+SCORERS = {"contains": "contains", "fuzzy": "fuzzy", "first": "rank 1"}  # what a query has of each, and its name
+MEANS = ("survival", "survival_told", "held", "read", "held_bytes", "acted", "context_tokens", "distance_tokens", "rank")
 CHANGES = ("difference", "difference_low", "difference_high", "lost", "gained", "p", "p_holm", "significant", "verdict")
 INSTRUMENT = (
     "The recall model is a test instrument, trained to recall, in part while reading little as InfiniGen and Quest do, and no language "
     "model: it shows what policies do, not how models fare."
+)
+UNASKED = (
+    "{label}, {bucket}: {count} of {whole} queries were not asked, as replies had used up the model's positions. Differences to full are "
+    "over queries that both were asked."
+)
+RESTATED = (
+    "{label}, {bucket}: before {count} of {whole} queries the model had said the answer itself in a reply. Distance and survival are those "
+    "of the statement."
 )
 SHARED = (
     "{bucket}: by parts in common the conversations fall into {groups}, too few to reckon with. Intervals and p take each conversation "
@@ -64,7 +74,8 @@ class Report:
     def of(cls, store: Records) -> Report:
         """Read a run."""
         first = lambda query: None if query["rank"] is None else query["rank"] == 1  # noqa: E731
-        queries = [{**query, "first": first(query)} for query in store.queries()]
+        did = lambda query: None if query["tally"] is None else acted(query["tally"])  # noqa: E731
+        queries = [{**query, "first": first(query), "acted": did(query)} for query in store.queries()]
         return cls(store.manifest, queries, len(store.missing()), store.digest)
 
     @cached_property
@@ -124,15 +135,25 @@ class Report:
         }  # fmt: skip
 
     def difference(self, cell: Cell, bucket: str, turn: int | str) -> dict[str, Any]:
-        """Return a cell's difference to full, paired by query and clustered by conversation; its p is not adjusted yet."""
+        """Return a cell's difference to full, paired by query and clustered by conversation; its p is not adjusted yet.
+
+        A cell that asks for everything and answers as full does is the full cache itself: it is ok, and no hypothesis. Others are never
+        ok where the policy acted on fewer than half of the queries, or where intervals may be too narrow.
+        """
         pairs = [] if cell == self.cells[0] else self.pairs(cell, bucket, turn)
         if not pairs:
             return dict.fromkeys(CHANGES)
         before, after = ([int(pair[side]["contains"]) for pair in pairs] for side in (0, 1))
         found = stats.paired(before, after, self._clustered(bucket, [query for query, _ in pairs]))
-        values = (found.value, known(found.low), known(found.high), found.lost, found.gained, known(found.p), None, None)
-        verdict = None if cell.control else stats.verdict(found, self.margin)
-        return dict(zip(CHANGES, (*values, verdict), strict=True))
+        whole = cell.budget is not None and not cell.control and Budget.of(cell.budget).whole
+        same = whole and not (found.lost or found.gained)
+        did = _mean([query for _, query in pairs], "acted")
+        weak = not self.clusters[bucket].whole or (not whole and did is not None and did < HALF)
+        verdict = "ok" if same else stats.verdict(found, self.margin)
+        verdict = "inconclusive" if verdict == "ok" and weak and not same else verdict
+        p = None if same else known(found.p)
+        values = (found.value, known(found.low), known(found.high), found.lost, found.gained, p, None, None)
+        return dict(zip(CHANGES, (*values, None if cell.control else verdict), strict=True))
 
     def _clustered(self, bucket: str, queries: Sequence[Query]) -> list[str]:
         return [self.clusters[bucket].of[query["conversation"]] for query in queries]
@@ -143,8 +164,8 @@ class Report:
         return float(self.manifest["shown"]["margin"]) / 100
 
     def kappas(self) -> dict[str, float | None]:
-        """Return how far the scorers agree on the answers that both judged: Cohen's kappa of each two."""
-        return {f"{one} and {other}": self._kappa(one, other) for one, other in combinations(SCORERS, 2)}
+        """Return how far the scorers agree on all answers that both judged, the control's too: Cohen's kappa of each two."""
+        return {f"{SCORERS[one]} and {SCORERS[other]}": self._kappa(one, other) for one, other in combinations(SCORERS, 2)}
 
     def _kappa(self, one: str, other: str) -> float | None:
         both = [(int(query[one]), int(query[other])) for query in self.queries if None not in (query[one], query[other])]
@@ -175,8 +196,22 @@ class Report:
     def notes(self) -> list[str]:
         """What has to be said before any number."""
         lengths = self.manifest["model"].get("lengths")  # of a server's model alone
-        counted = [f"A server's cache: what it holds and reads is not known. Lengths are {lengths}."] if lengths else []
-        return [INSTRUMENT] if self.manifest["protocol"]["model"] is None else counted
+        told = f"A server's cache: what it holds and reads is not known. Ranges and distances are in {lengths}; contexts, where it counts "
+        counted = [f"{told}them, the server's own."] if lengths else []
+        about = [INSTRUMENT] if self.manifest["protocol"]["model"] is None else counted
+        return [*about, *self._of_replies()]
+
+    def _of_replies(self) -> Iterator[str]:
+        """What generated replies did to the queries after them."""
+        asked = self.manifest["protocol"]
+        turns = [turn for turn in asked["turns"] if turn >= asked["inject_at"]]
+        for bucket, cell in product(self.manifest["buckets"], self.cells):
+            queries, name = self.asked(cell, bucket["name"], ALL), bucket["name"]
+            whole, restated = len(bucket["scripts"]) * len(turns), sum(query.get("restated", False) for query in queries)
+            if asked["replies"] == "generate" and not self.missing and len(queries) < whole:
+                yield UNASKED.format(label=cell.label, bucket=name, count=whole - len(queries), whole=whole)
+            if restated:
+                yield RESTATED.format(label=cell.label, bucket=name, count=restated, whole=len(queries))
 
     def _bucket(self, bucket: Mapping[str, Any]) -> dict[str, Any]:
         """What a bucket's conversations are made of, and what is to be said of their intervals."""
@@ -186,6 +221,7 @@ class Report:
             "name": name,
             "conversations": len(bucket["scripts"]),
             "wanted": self.manifest["protocol"]["conversations"],
+            "context": _mean(self.asked(self.cells[0], name, ALL), "context_tokens"),  # that full's queries met
             "making": dict(Counter(script["making"] for script in bucket["scripts"])),
             "note": None if found.whole else SHARED.format(bucket=name, groups=groups),
         }

@@ -10,6 +10,8 @@ from typing import Any
 from rapidfuzz import fuzz
 
 ARTICLES = frozenset({"a", "an", "the"})
+APOSTROPHES = re.compile("[\u2018\u2019\u02bc]")
+UNSEEN = ("Mn", "Cf")  # Unicode's categories of accents and of marks such as a soft hyphen; dashes part words
 UNITS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
     "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
@@ -20,9 +22,10 @@ NUMBERS = {word: number for number, word in enumerate(UNITS)} | {word: 10 * (pla
 
 def normalised(text: str) -> str:
     """Return text in small letters without accents, punctuation and articles, numbers up to 99 in figures."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    decomposed = unicodedata.normalize("NFKD", APOSTROPHES.sub("'", text)).casefold()
+    plain = "".join(letter for letter in decomposed if unicodedata.category(letter) not in UNSEEN)
     plain = re.sub(r"(?<=\d)[,'](?=\d{3}\b)", "", plain)  # 1,200
-    words = [word for word in re.sub(r"[^a-z0-9]+", " ", plain.replace("'", "")).split() if word not in ARTICLES]
+    words = [word for word in re.sub(r"[\W_]+", " ", plain.replace("'", "")).split() if word not in ARTICLES]
     return " ".join(_in_figures(words))
 
 
@@ -62,7 +65,23 @@ def rank(logprobs: Sequence[float]) -> int:
     return 1 + sum(other >= logprobs[0] for other in logprobs[1:])
 
 
-def judged(answer: str, accepted: Sequence[str], likeness: float) -> dict[str, Any]:
+def nearly(text: str, accepted: Sequence[str], distractors: Sequence[str], likeness: float) -> bool:
+    """Whether a text has an accepted answer in it but for its spelling: one is as like as `likeness`, of 100, and liker than every
+    distractor. The figures of an answer have to be right: a date is not misspelt for another.
+    """
+    said = set(normalised(text).split())
+    able = [answer for answer in accepted if said.issuperset(re.findall(r"\S*\d\S*", normalised(answer)))]
+    if contains(text, accepted):
+        return True
+    found = similarity(text, able) if able else 0.0
+    return found >= likeness and found > similarity(text, distractors)
+
+
+def judged(answer: str, accepted: Sequence[str], distractors: Sequence[str], likeness: float) -> dict[str, Any]:
     """Return what is recorded of an answer's text; `likeness`, of 100, is what counts as nearly right."""
-    found = similarity(answer, accepted)
-    return {"answer": answer, "contains": contains(answer, accepted), "likeness": round(found, 1), "fuzzy": found >= likeness}
+    return {
+        "answer": answer,
+        "contains": contains(answer, accepted),
+        "likeness": round(similarity(answer, accepted), 1),
+        "fuzzy": nearly(answer, accepted, distractors, likeness),
+    }

@@ -32,16 +32,22 @@ class Script:
     making: Making
     sources: tuple[str, ...]
     exchanges: tuple[tuple[str, str], ...]
-    turns: int  # that the exchanges make, as equal in number as can be
+    asked: tuple[int, ...]  # the turns after which there is a query, in order; the exchanges make as many turns as the last of them
     fact: Fact
+    phrasing: int = 0  # of the fact's questions, the one that is asked first
+
+    @property
+    def turns(self) -> int:
+        """How many turns the exchanges make, as equal in number of exchanges as can be."""
+        return self.asked[-1]
 
     def end(self, turn: int) -> int:
         """Return how many exchanges there were when a turn has ended."""
         return turn * len(self.exchanges) // self.turns
 
     def question(self, turn: int) -> str:
-        """Return what is asked after a turn; the phrasings take turns."""
-        return self.fact.questions[turn // 2 % len(self.fact.questions)]
+        """Return what is asked after a turn; the phrasings take turns, from query to query and from conversation to conversation."""
+        return self.fact.questions[(self.phrasing + self.asked.index(turn)) % len(self.fact.questions)]
 
     def told(self, inject_at: int, *, control: bool) -> list[tuple[str, str]]:
         """Return all exchanges, the fact told before turn `inject_at`, or left out of a control."""
@@ -110,7 +116,7 @@ class Casting:
         for draft in self.drafts(bucket, draw):
             if draft.sources in taken:
                 continue
-            script = self.paired(draft, facts, f"{bucket}/{len(found):04d}")
+            script = self.paired(draft, facts, bucket, len(found))
             if script and self.fits(script, bucket, draft.beyond):
                 facts.remove(script.fact)
                 facts.append(script.fact)  # the one told last is told again last
@@ -165,15 +171,18 @@ class Casting:
             tokens += self.size(exchange)
         return len(exchanges)
 
-    def paired(self, draft: Draft, facts: Sequence[Fact], name: str) -> Script | None:
+    def paired(self, draft: Draft, facts: Sequence[Fact], bucket: Bucket, number: int) -> Script | None:
         """Tell the first fact of which nothing occurs in the conversation's own words; None where every one does."""
         fact = next((fact for fact in facts if not fact.collides(draft.words)), None)
-        return None if fact is None else Script(name, draft.making, draft.sources, draft.exchanges, self.last, fact)
+        if fact is None:
+            return None
+        return Script(f"{bucket}/{number:04d}", draft.making, draft.sources, draft.exchanges, self.protocol.turns, fact, number)
 
     def fits(self, script: Script, bucket: Bucket, beyond: int) -> bool:
         """Whether a script's length lies in the bucket, and its context leaves the headroom."""
         context = spoken(script, self.chat).context(script.turns)
-        return bucket[0] <= context + beyond < bucket[1] and context + self.protocol.headroom <= self.positions
+        free = max(self.protocol.headroom, longest(script, self.chat, self.protocol))
+        return bucket[0] <= context + beyond < bucket[1] and context + free <= self.positions
 
     def _size(self, exchange: tuple[str, str]) -> int:
         """The tokens of an exchange, but at a conversation's beginning."""
@@ -207,9 +216,9 @@ class Spoken:
         return len(self.questions[turn]) + sum(len(one.user) + len(one.reply) for one in self.messages[: self.ends[turn]])
 
 
-def spoken(script: Script, chat: Chat, turns: Sequence[int] = (), inject_at: int = 1, *, control: bool = False) -> Spoken:
-    """Return a script in tokens, its fact told before turn `inject_at`, or left out of a control; asked after `turns`, or the last."""
-    turns = [turn for turn in turns or (script.turns,) if turn >= inject_at]
+def spoken(script: Script, chat: Chat, inject_at: int = 1, *, control: bool = False) -> Spoken:
+    """Return a script in tokens, its fact told before turn `inject_at` and asked for from there on, or left out of a control."""
+    turns = [turn for turn in script.asked if turn >= inject_at]
     place, texts = script.end(inject_at - 1), script.told(inject_at, control=control)
     messages = [Message(chat.user(user, first=not number), chat.reply(reply)) for number, (user, reply) in enumerate(texts)]
     if not control:
@@ -222,6 +231,25 @@ def spoken(script: Script, chat: Chat, turns: Sequence[int] = (), inject_at: int
         {turn: script.end(turn) + (not control) for turn in turns},
         None if control else place,
     )
+
+
+def candidates(script: Script, chat: Chat) -> list[Tokens]:
+    """Return the replies that are compared by likelihood: the answer, then each distractor, with the reply's end."""
+    return [(*chat.answer(text), *chat.closing[:1]) for text in (script.fact.answers[0], *script.fact.distractors)]
+
+
+def longest(script: Script, chat: Chat, protocol: Protocol) -> int:
+    """Return how many tokens may follow a question: of an answer, or of those that are compared."""
+    return max(protocol.answer_cap, *map(len, candidates(script, chat)))
+
+
+def room(script: Script, said: Spoken, chat: Chat, protocol: Protocol) -> int:
+    """Return the positions that have to be free after a user's message: the headroom, or what a query, and a generated reply before
+    it, may take.
+    """
+    reply = protocol.reply_cap + len(chat.closing) if protocol.replies == "generate" else 0
+    query = max(map(len, said.questions.values())) + longest(script, chat, protocol)
+    return max(protocol.headroom, reply + query)
 
 
 def _as_told(fact: Fact) -> str:

@@ -25,7 +25,14 @@ LEGEND = (
         "An asterisk: the difference is significant, p below 0.05 after Holm's adjustment, over all policies and context lengths; "
         "in the tables by turn, over those of all turns."
     ),
-    "ok: the 95 % interval of the difference lies above {margin} points; worse: it lies below 0; ?: neither.",
+    (
+        "ok: the 95 % interval of the difference lies above {margin} points; worse: it lies below 0; ?: neither, or the policy acted on "
+        "fewer than half of the queries, or intervals may be too narrow."
+    ),
+    (
+        "A range of lengths, in tokens (k: 1024), is that of the context at a conversation's last query. Earlier queries come at shorter "
+        "contexts, and count as much."
+    ),
     "control: the full cache, asked without having been told the fact. Its rate is the floor.",
     "whole: a conversation as it is; merged: several exchanges count as a turn; joined: several conversations one after the other.",
 )
@@ -53,7 +60,7 @@ def sections(value: Entry) -> Iterator[Section]:
         for name in names:
             yield _grid(value, f"{held} by turn, {name}", value["turns"], partial(_of_turn, name), _survival)
     if any(row["held"] is not None for row in value["rows"]):
-        yield _grid(value, "held / read", names, _of_all, partial(_shares, ("held", "read")))
+        yield _grid(value, "held / read / bytes held", names, _of_all, partial(_shares, ("held", "read", "held_bytes")))
     scorers = ("accuracy", "accuracy_fuzzy", "accuracy_rank")
     yield _grid(value, "by scorer: contains / fuzzy / rank", names, _of_all, partial(_shares, scorers), list(_agreement(value)))
     margin = points(-value["margin"])
@@ -110,11 +117,12 @@ def _made(value: Entry) -> Iterator[str]:
     for bucket in value["buckets"]:
         kinds = ", ".join(f"{count} {making}" for making, count in bucket["making"].items())
         short = f" of {bucket['wanted']} asked for" if bucket["conversations"] < bucket["wanted"] else ""
-        yield f"{bucket['name']}: {bucket['conversations']} conversations{short}: {kinds}."
+        met = "" if bucket["context"] is None else f" A query met {bucket['context']:.0f} tokens on average."
+        yield f"{bucket['name']}: {bucket['conversations']} conversations{short}: {kinds}.{met}"
         if bucket["note"]:
             yield bucket["note"]
 
 
 def _agreement(value: Entry) -> Iterator[str]:
     for pair, found in value["agreement"].items():
-        yield f"Cohen's kappa of {pair}: {'not defined' if found is None else f'{found:.2f}'}."
+        yield f"Cohen's kappa of {pair}, over all rows: {'not defined' if found is None else f'{found:.2f}'}."

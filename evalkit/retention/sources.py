@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,6 @@ class Conversation:
     id: str
     exchanges: tuple[tuple[str, str], ...]
 
-    @property
-    def text(self) -> str:
-        """All that is said."""
-        return "\n".join(part for exchange in self.exchanges for part in exchange)
-
 
 def load(source: str, language: str, least: int) -> list[Conversation]:
     """Return the conversations of a source: builtin, lmsys, or a JSON Lines or Parquet file or a folder of them.
@@ -42,7 +38,7 @@ def load(source: str, language: str, least: int) -> list[Conversation]:
         return list(_first(_hub(), language, least))
     folder = room("retention") / "conversations" if source == BUILTIN else Path(source).expanduser()
     files = _files(folder, source)
-    found = [one for path in files for one in _spoken(_records(path), language, str(path))]
+    found = list(_apart(one for path in files for one in _spoken(_records(path), language, str(path))))
     if not found:
         raise UsageError(f"source={source} holds no conversation in {language} with a reply: give another file, or {BUILTIN}")
     return found
@@ -91,6 +87,17 @@ def _spoken(records: Iterable[tuple[str, Any]], language: str, where: str) -> It
             yield Conversation(str(name), exchanges)
 
 
+def _apart(found: Iterable[Conversation]) -> Iterator[Conversation]:
+    """Pass over what was had before, word for word, and give others of the same id a number."""
+    said, names = set[tuple[tuple[str, str], ...]](), set[str]()
+    for one in found:
+        if one.exchanges not in said:
+            name = next(name for name in chain([one.id], (f"{one.id}-{number}" for number in count(2))) if name not in names)
+            said.add(one.exchanges)
+            names.add(name)
+            yield replace(one, id=name)
+
+
 def _messages(record: Any, at: str) -> list[Mapping[str, Any]]:
     """The messages of a record, in whichever form."""
     for field in ("conversation", "messages", "conversations"):
@@ -124,7 +131,12 @@ def _said(message: Mapping[str, Any], at: str) -> tuple[str | None, str]:
         content = "\n".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
     if not isinstance(role, str) or not isinstance(content, str | None):
         raise UsageError(f"{at} has a message without a role or a text: give the form of {FORMS}")
-    return ROLES.get(role.lower()), (content or "").strip()
+    return ROLES.get(role.lower()), sound((content or "").strip())
+
+
+def sound(text: str) -> str:
+    """Return a text with a replacement character for each half of a letter, as JSON's escapes may leave them: no file could hold it."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 # The hub
@@ -152,10 +164,10 @@ def _hub() -> Iterator[tuple[str, Any]]:
 
 def _first(records: Iterable[tuple[str, Any]], language: str, least: int) -> Iterator[Conversation]:
     """The first conversations that are long enough."""
-    count = 0
-    for conversation in _spoken(records, language, HUB):
+    found = 0
+    for conversation in _apart(_spoken(records, language, HUB)):
         if len(conversation.exchanges) >= least:
             yield conversation
-            count += 1
-        if count == POOL:
+            found += 1
+        if found == POOL:
             return

@@ -81,16 +81,17 @@ class Round(NamedTuple):
 
 
 HABITS = ("all", "near", "ahead", "pages")  # in turn, a step each
+NEARER = ("all", "near", "ahead", "near", "pages")
 # The first makes a model that looks up; the second, in which facts that are missed are told more often, one that knows all questions;
 # the third one that also goes on as it should; the others one that has the habits of large models (recall_depth), the last two one whose
 # first layer looks by places (recall_places), on prose and on values that are hard to tell from it.
 ROUNDS = (
     Round((Stage(300, 6, 512, 0.1), Stage(451, 2, 1536, 0.02)), 1000, 3.0),
-    Round((Stage(750, 6, 512, 0.0), Stage(150, 2, 1536, 0.0)), 900, 3.0),
-    Round((Stage(240, 2, 1536, 0.02),), 240, 1.0, 0.25),
-    Round((Stage(450, 6, 512, 0.0), Stage(200, 2, 1536, 0.0)), 650, 2.0, 0.6, ("all", "ahead")),
+    Round((Stage(600, 6, 512, 0.0), Stage(120, 2, 1536, 0.0)), 720, 3.0),
+    Round((Stage(200, 2, 1536, 0.02),), 200, 1.0, 0.25),
+    Round((Stage(350, 6, 512, 0.0), Stage(160, 2, 1536, 0.0)), 510, 2.0, 0.6, ("all", "ahead")),
     Round((Stage(600, 6, 512, 0.0), Stage(80, 2, 1536, 0.0)), 680, 1.5, 0.6, HABITS, level=True, rich=0.5),
-    Round((Stage(240, 6, 512, 0.0), Stage(40, 2, 1536, 0.0)), 280, 1.5, 0.3, HABITS, level=True, rich=0.75),
+    Round((Stage(340, 6, 512, 0.0), Stage(40, 2, 1536, 0.0)), 380, 1.5, 0.3, NEARER, level=True, rich=0.75),
 )
 AFRESH = 25  # steps until the best channels are found anew, and heads levelled
 

@@ -22,8 +22,8 @@ from ..session import Engine, Session
 from ..shares import QUANTITIES
 from .chat import Chat, Tokens
 from .protocol import Protocol
-from .scores import judged, rank
-from .scripts import Script, Spoken, spoken
+from .scores import contains, judged, rank
+from .scripts import Script, Spoken, candidates, room, spoken
 
 Query = dict[str, Any]
 
@@ -38,6 +38,7 @@ class Talk:
     open: bool = False  # whether a generated reply was cut off before its end
     statement: Sequence[int] = ()  # the positions of the fact's tokens
     told: Sequence[int] = ()  # and of the answer's in it
+    restated: bool = False  # whether a generated reply has said the answer again
     queries: list[Query] = field(default_factory=list)
 
     @property
@@ -70,14 +71,15 @@ class Walk:
         return [talk.queries for talk in talks]
 
     def begun(self, script: Script, policy: Policy, control: bool) -> Talk:
-        said = spoken(script, self.chat, self.protocol.turns, self.protocol.inject_at, control=control)
+        said = spoken(script, self.chat, self.protocol.inject_at, control=control)
         return Talk(script, said, self.engine.open(policy))
 
     def goes_on(self, talk: Talk, number: int) -> bool:
         """Whether there is a message that a query follows, and room for it, which generated replies may have used up."""
         if number >= max(talk.spoken.ends.values(), default=0):
             return False
-        return talk.place + len(talk.spoken.messages[number].user) + self.protocol.headroom <= self.positions
+        free = room(talk.script, talk.spoken, self.chat, self.protocol)
+        return talk.place + len(talk.spoken.messages[number].user) + free <= self.positions
 
     def at_once(self, talks: Sequence[Talk]) -> bool:
         """Whether a message and its reply can be taken in together: the reply is known, and the policy does nothing in between."""
@@ -112,6 +114,7 @@ class Walk:
             said = Group(self.engine, [talk.session for talk in free]).generate(self.protocol.reply_cap, self.chat.closed)
             for talk, tokens in zip(free, said, strict=True):
                 talk.open = not self.chat.closed(tokens)
+                talk.restated |= contains(self.chat.text(tokens), talk.script.fact.answers)
 
     # Queries
 
@@ -124,7 +127,9 @@ class Walk:
         group.feed([self.after(talk, talk.spoken.questions[turn]) for talk in talks])
         contexts = [fork.seen + 1 for fork in forks]
         survived = [survivals(fork.caches, talk) for fork, talk in zip(forks, talks, strict=True)]
-        scores = Group(self.engine, [self.bare(fork) for fork in forks]).score([self.candidates(talk) for talk in talks])
+        scores = Group(self.engine, [self.bare(fork) for fork in forks]).score(
+            [candidates(talk.script, self.chat) for talk in talks]
+        )
         answers = group.answer(self.protocol.answer_cap, self.chat.closed)
         seconds = (time.perf_counter() - start) / len(talks)
         for i, talk in enumerate(talks):
@@ -135,6 +140,7 @@ class Walk:
                 "question": talk.script.question(turn),
                 "context_tokens": contexts[i],
                 "distance_tokens": places[i] - max(talk.statement) if talk.statement else None,
+                "restated": talk.restated,
                 **self.judged(talk.script, answers[i], [score.logprob for score in scores[i]]),
                 **survived[i],
                 "tally": [round(value, 3) for value in tally.totals()[:, 0].tolist()],
@@ -145,8 +151,9 @@ class Walk:
             talk.queries.append(query)
 
     def fork(self, session: Session) -> Session:
-        """A fork whose costs are counted by themselves."""
+        """A fork whose costs are counted by themselves, from its question on."""
         fork = session.fork()
+        fork.conclude()
         fork.cell = replace(session.cell, tally=Tally(1, self.engine.device))
         return fork
 
@@ -157,15 +164,10 @@ class Walk:
         fork.cell = replace(session.cell, tally=None)
         return fork
 
-    def candidates(self, talk: Talk) -> list[Tokens]:
-        """The replies that are compared by likelihood: the answer, then each distractor, with the reply's end."""
-        fact = talk.script.fact
-        return [(*self.chat.answer(text), *self.chat.closing[:1]) for text in (fact.answers[0], *fact.distractors)]
-
     def judged(self, script: Script, said: Sequence[int], logprobs: Sequence[float]) -> Query:
         """What the scorers say of an answer."""
         return {
-            **judged(self.chat.text(said).strip(), script.fact.answers, self.protocol.fuzzy),
+            **judged(self.chat.text(said).strip(), script.fact.answers, script.fact.distractors, self.protocol.fuzzy),
             "rank": rank(logprobs),
             "logprobs": [round(logprob, 4) for logprob in logprobs],
         }
