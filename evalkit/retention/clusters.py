@@ -1,8 +1,8 @@
 """Which conversations of a bucket hang together, so that no interval takes them for independent; knows what they are made of, no more.
 
 Conversations with a part in common, or told the same fact, directly or by way of others, are one cluster. Where many are joined of few,
-all of a bucket soon hang together, and of fewer than `LEAST` clusters too little can be said: then only those made of the same parts are one cluster,
-and the report says that its intervals may be too narrow.
+all of a bucket soon hang together, and of fewer than `LEAST` clusters too little can be said: then only those made of the same parts are
+one cluster, and the report says that its intervals may be too narrow.
 """
 
 from __future__ import annotations

@@ -181,8 +181,9 @@ class Casting:
     def fits(self, script: Script, bucket: Bucket, beyond: int) -> bool:
         """Whether a script's length lies in the bucket, and its context leaves the headroom."""
         context = spoken(script, self.chat).context(script.turns)
-        free = max(self.protocol.headroom, longest(script, self.chat, self.protocol))
-        return bucket[0] <= context + beyond < bucket[1] and context + free <= self.positions
+        if not bucket[0] <= context + beyond < bucket[1]:
+            return False
+        return context + max(self.protocol.headroom, longest(script, self.chat, self.protocol)) <= self.positions
 
     def _size(self, exchange: tuple[str, str]) -> int:
         """The tokens of an exchange, but at a conversation's beginning."""
