@@ -5,7 +5,8 @@ for pairs: with no flip among n documents it is +-z^2/(n + z^2), where a t-inter
 (A t-interval with a special case for no flips would make one lost document look safer than none.)
 *Clusters widen, never narrow.* Where documents share a passage, score intervals are stretched by the root of the design effect
 (cluster-robust over plain variance, at least 1; Rao and Scott 1992, Biometrics 48:577) and use Student's t with C - 1 degrees of
-freedom for C clusters. Where values do not vary, nothing is known of how they cluster and each cluster counts once.
+freedom for C clusters. Few clusters that deviate tell little of how values cluster: the design effect is drawn towards that of full
+correlation, under which each cluster counts once, as where values do not vary.
 *Undefined is nan.* One cluster says nothing about its like: its limits are nan. Nothing here warns.
 """
 
@@ -26,7 +27,7 @@ from statsmodels.stats.proportion import proportion_confint
 from .errors import UsageError
 
 LEVEL = 0.05  # of every interval: 95 % two-sided, so 97.5 % for a claim in one direction
-TELLING = 10  # clusters that deviate from the others, of which a design effect can be told
+TELLING = 10  # clusters that deviate from the others say as much of a design effect as is taken for granted before
 QUANTILE = float(norm.ppf(1 - LEVEL / 2))
 
 Values: TypeAlias = NDArray[Any]
@@ -207,15 +208,19 @@ def _stderr(values: Values, groups: Values | None) -> float:
 def _stretch(values: Values, groups: Values | None) -> float:
     """The root of the design effect: how much wider clusters make an interval.
 
-    Where few clusters have a value other than the commonest, these few say next to nothing of how clusters hang together: it is then no
-    less than under full correlation, the mean over documents of their clusters' sizes.
+    It is told by the clusters that have a value other than the commonest, and few of them tell next to nothing. So the estimate is drawn
+    towards full correlation (the mean over documents of their clusters' sizes), by so much that one more lost document never looks safer.
     """
     if groups is None:
         return 1.0
+    most = float((np.bincount(groups) ** 2).sum()) / values.size
     found, counts = np.unique(values, return_counts=True)
     odd = np.unique(groups[values != found[counts.argmax()]]).size
-    least = math.sqrt((np.bincount(groups) ** 2).sum() / values.size) if odd < TELLING else 1.0
-    return max(least, _stderr(values, groups) / _stderr(values, None)) if odd else least
+    if not odd:
+        return math.sqrt(most)
+    seen = max(1.0, (_stderr(values, groups) / _stderr(values, None)) ** 2)
+    prior = max(TELLING, 2 * most)
+    return math.sqrt((prior * most + odd * seen) / (prior + odd))
 
 
 def _score_limits(lost: int, gained: int, n: int, reach: float) -> tuple[float, float]:

@@ -236,7 +236,7 @@ def test_a_buckets_line_tells_the_context_that_queries_met(report):
 def test_a_bucket_whose_conversations_all_hang_together_has_a_note(report):
     first, second = (bucket["note"] for bucket in report.as_dict()["buckets"])
     assert first is None
-    assert second.startswith("2k-4k: by parts in common the conversations fall into 1 group, too few")
+    assert second.startswith("2k-4k: by parts and facts in common the conversations fall into 1 group, too few")
     assert second in told(report).text("md")
 
 

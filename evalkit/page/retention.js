@@ -152,7 +152,7 @@ function lengthPanel() {
   const curves = cells.map((cell, number) => [cell, curve(names.map((name, index) => [index + shift(number), rowOf(cell, name, ALL)]))]);
   const scale = { ...scales([-0.3, names.length - 0.7], [0, 100], false), xTicks: [...names.keys()] };
   return picture("by context length", `${LINES[state.line].label} in percent by context length; the numbers are in the table above`, [
-    frame(scale, "tokens of context at the last query", (index) => names[index]),
+    frame(scale, "conversations by length, in tokens", (index) => names[index]),
     curves.map(([cell, spots]) => spots.map((spot) => bar(cell, spot, scale))),
     curves.map(([cell, spots]) => drawCurve(cell, spots, scale)),
   ]);

@@ -94,9 +94,8 @@ class Chat:
         return (*(self._begins if first else ()), *self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-TODAY = date(
-    2024, 7, 26
-)  # for templates that tell the date (Llama's say this one where they know none): a run may last past midnight
+# For templates that tell the date (Llama's say this one where they know none): a run may last past midnight.
+TODAY = date(2024, 7, 26)
 MARKS = ("Where is the lamp?", "It is upstairs.", "Who put it there?", "The neighbour did.", "When was that?")
 
 

@@ -251,7 +251,7 @@ def _message(error: HTTPError) -> str:
     for name in ("error", "message", "detail"):
         found = found.get(name, found) if isinstance(found, dict) else found
     if isinstance(found, list):  # of what is wrong with fields, which may repeat what was sent
-        found = [{name: one[name] for name in ("loc", "msg") if name in one} if isinstance(one, dict) else "" for one in found]
+        found = [{name: one[name] for name in ("loc", "msg") if name in one} if isinstance(one, dict) else one for one in found]
     return found if isinstance(found, str) else json.dumps(found)
 
 

@@ -111,7 +111,7 @@ class Talk:
     messages: list[Message]
     place: int = 0  # of the next token
     statement: int | None = None  # the place of the last token of the fact
-    restated: bool = False  # whether a generated reply has said the answer again
+    restated: bool = False  # whether a generated reply has said the answer since it was told
     queries: list[Query] = field(default_factory=list)
 
 
@@ -165,7 +165,7 @@ class Caller:
         talk.messages.append({"role": "user", "content": user.strip()})
         if self.protocol.replies == "generate" and number != talk.spoken.fact:
             reply = self.server.chat(talk.messages, self.protocol.reply_cap, self.protocol.seed).text
-            talk.restated |= contains(reply, talk.script.fact.answers)
+            talk.restated |= talk.statement is not None and contains(reply, talk.script.fact.answers)
         talk.messages.append({"role": "assistant", "content": reply.strip()})
         talk.place += len(message.user) + len(self.chat.reply(reply))
 

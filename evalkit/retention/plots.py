@@ -75,7 +75,7 @@ def by_bucket(report: Entry) -> Figure:
             panel.vlines(point.x, point.low, point.high, color=_drawn(report, cell)["color"], linewidth=0.8)
     panel.set_xticks(range(len(names)), names)
     panel.set_xlim(-0.5, len(names) - 0.5)
-    _finish(figure, [panel], report, "tokens of context at a conversation's last query", ACCURACY.label)
+    _finish(figure, [panel], report, "conversations by length, in tokens", ACCURACY.label)
     return figure
 
 

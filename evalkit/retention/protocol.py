@@ -161,12 +161,12 @@ def _typed(name: str, text: str) -> Any:
         return text
     if name in ("policies", "budgets", "buckets"):
         return listed(text)
-    return [_number(entry) for entry in listed(text)] if name == "turns" else _number(text)
+    return [_value(entry) for entry in listed(text)] if name == "turns" else _value(text)
 
 
-def _number(text: str) -> float | bool | str:
-    """Read a number, true or false."""
-    for kind in (int, float):
+def _value(text: str) -> float | bool | str:
+    """Read a number, yes or no, in YAML's words."""
+    for kind in (int, float) if "_" not in text else ():
         with suppress(ValueError):
             return kind(text)
-    return {"true": True, "false": False}.get(text.lower(), text)
+    return {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(text.lower(), text)

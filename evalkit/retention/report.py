@@ -42,8 +42,8 @@ RESTATED = (
     "of the statement."
 )
 SHARED = (
-    "{bucket}: by parts in common the conversations fall into {groups}, too few to reckon with. Intervals and p take each conversation "
-    "as independent, so they may be too narrow."
+    "{bucket}: by parts and facts in common the conversations fall into {groups}, too few to reckon with. Intervals and p take each "
+    "conversation as independent, so they may be too narrow."
 )
 
 
@@ -137,7 +137,7 @@ class Report:
     def difference(self, cell: Cell, bucket: str, turn: int | str) -> dict[str, Any]:
         """Return a cell's difference to full, paired by query and clustered by conversation; its p is not adjusted yet.
 
-        A cell that asks for everything and answers as full does is the full cache itself: it is ok, and no hypothesis. Others are never
+        A cell that asks for everything and is right where full is, is the full cache itself: it is ok, and no hypothesis. Others are never
         ok where the policy acted on fewer than half of the queries, or where intervals may be too narrow.
         """
         pairs = [] if cell == self.cells[0] else self.pairs(cell, bucket, turn)
@@ -148,7 +148,7 @@ class Report:
         whole = cell.budget is not None and not cell.control and Budget.of(cell.budget).whole
         same = whole and not (found.lost or found.gained)
         did = _mean([query for _, query in pairs], "acted")
-        weak = not self.clusters[bucket].whole or (not whole and did is not None and did < HALF)
+        weak = not self.clusters[bucket].whole or (did is not None and did < HALF)
         verdict = "ok" if same else stats.verdict(found, self.margin)
         verdict = "inconclusive" if verdict == "ok" and weak and not same else verdict
         p = None if same else known(found.p)

@@ -245,12 +245,13 @@ def longest(script: Script, chat: Chat, protocol: Protocol) -> int:
 
 
 def room(script: Script, said: Spoken, chat: Chat, protocol: Protocol) -> int:
-    """Return the positions that have to be free after a user's message: the headroom, or what a query, and a generated reply before
-    it, may take.
+    """Return the positions that have to be free after a user's message: the headroom (what is replayed was chosen to fit), or all that a
+    generated reply and a query after it may take.
     """
-    reply = protocol.reply_cap + len(chat.closing) if protocol.replies == "generate" else 0
-    query = max(map(len, said.questions.values())) + longest(script, chat, protocol)
-    return max(protocol.headroom, reply + query)
+    if protocol.replies == "replay":
+        return protocol.headroom
+    question = max(map(len, said.questions.values()))
+    return max(protocol.headroom, protocol.reply_cap + len(chat.closing) + question + longest(script, chat, protocol))
 
 
 def _as_told(fact: Fact) -> str:

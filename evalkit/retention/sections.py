@@ -18,7 +18,7 @@ SURVIVAL = "A fact that is held and not recalled was not read, or not understood
 LEGEND = (
     (
         "Accuracy in percent of queries whose answer contains what was asked for; in brackets the difference to full on the same "
-        "queries, in percentage points, or a 95 % interval. Intervals and p are clustered by conversation; joined ones with a part in "
+        "queries, in percentage points, or a 95 % interval. Intervals and p are clustered by conversation; those with a part or a fact in "
         "common are one cluster, as long as there are {least} clusters."
     ),
     (
@@ -26,12 +26,12 @@ LEGEND = (
         "in the tables by turn, over those of all turns."
     ),
     (
-        "ok: the 95 % interval of the difference lies above {margin} points; worse: it lies below 0; ?: neither, or the policy acted on "
-        "fewer than half of the queries, or intervals may be too narrow."
+        "ok: the 95 % interval of the difference lies above {margin} points; worse: it lies below 0; ?: neither. Where the policy acted on "
+        "fewer than half of the queries, or intervals may be too narrow, ? stands for ok."
     ),
     (
-        "A range of lengths, in tokens (k: 1024), is that of the context at a conversation's last query. Earlier queries come at shorter "
-        "contexts, and count as much."
+        "Conversations are sorted into ranges by their length in tokens (k: 1024), replies as the source has them: of the context at the "
+        "last query, or of all of it under bucket_by conversation. Most queries come at shorter contexts, and count as much."
     ),
     "control: the full cache, asked without having been told the fact. Its rate is the floor.",
     "whole: a conversation as it is; merged: several exchanges count as a turn; joined: several conversations one after the other.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,15 @@ def _spoken(records: Iterable[tuple[str, Any]], language: str, where: str) -> It
 
 def _apart(found: Iterable[Conversation]) -> Iterator[Conversation]:
     """Pass over what was had before, word for word, and give others of the same id a number."""
-    said, names = set[tuple[tuple[str, str], ...]](), set[str]()
+    said, numbers = set[tuple[tuple[str, str], ...]](), dict[str, int]()  # by id, the number given last
     for one in found:
         if one.exchanges not in said:
-            name = next(name for name in chain([one.id], (f"{one.id}-{number}" for number in count(2))) if name not in names)
             said.add(one.exchanges)
-            names.add(name)
+            name = one.id
+            while name in numbers:
+                numbers[one.id] += 1
+                name = f"{one.id}-{numbers[one.id]}"
+            numbers[name] = 1
             yield replace(one, id=name)
 
 
@@ -164,10 +167,4 @@ def _hub() -> Iterator[tuple[str, Any]]:
 
 def _first(records: Iterable[tuple[str, Any]], language: str, least: int) -> Iterator[Conversation]:
     """The first conversations that are long enough."""
-    found = 0
-    for conversation in _apart(_spoken(records, language, HUB)):
-        if len(conversation.exchanges) >= least:
-            yield conversation
-            found += 1
-        if found == POOL:
-            return
+    yield from islice(_apart(one for one in _spoken(records, language, HUB) if len(one.exchanges) >= least), POOL)

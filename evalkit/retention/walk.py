@@ -38,7 +38,7 @@ class Talk:
     open: bool = False  # whether a generated reply was cut off before its end
     statement: Sequence[int] = ()  # the positions of the fact's tokens
     told: Sequence[int] = ()  # and of the answer's in it
-    restated: bool = False  # whether a generated reply has said the answer again
+    restated: bool = False  # whether a generated reply has said the answer since it was told
     queries: list[Query] = field(default_factory=list)
 
     @property
@@ -114,7 +114,7 @@ class Walk:
             said = Group(self.engine, [talk.session for talk in free]).generate(self.protocol.reply_cap, self.chat.closed)
             for talk, tokens in zip(free, said, strict=True):
                 talk.open = not self.chat.closed(tokens)
-                talk.restated |= contains(self.chat.text(tokens), talk.script.fact.answers)
+                talk.restated |= bool(talk.statement) and contains(self.chat.text(tokens), talk.script.fact.answers)
 
     # Queries
 
