@@ -136,7 +136,7 @@ def test_panels_are_drawn_by_context_length_and_by_turn(seen) -> None:
 
 def test_what_conversations_are_made_of_is_counted(seen, report) -> None:
     rows = [row.text.split() for row in seen.find_elements(By.CSS_SELECTOR, "#making tbody tr")]
-    assert rows == [["1k-2k", "24", "24", "0", "0"], ["2k-4k", "24", "0", "0", "24"]]
+    assert rows == [["1k-2k", "24", "24", "0", "0", "400"], ["2k-4k", "24", "0", "0", "24", "400"]]
     notes = texts(seen, "#notes li")
     assert report.as_dict()["buckets"][1]["note"] in notes
     assert any("Cohen's kappa of contains and fuzzy" in note for note in notes)
