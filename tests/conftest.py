@@ -10,7 +10,7 @@ import pytest
 
 from evalkit import cli
 
-LONG = ("test_real_sweep.py",)  # files of few tests that take minutes
+LONG = ("test_real_sweep.py", "test_export.py", "test_packaging.py")  # files of few tests that take minutes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
