@@ -71,17 +71,16 @@ def nearly(text: str, accepted: Sequence[str], distractors: Sequence[str], liken
     """
     said = set(normalised(text).split())
     able = [answer for answer in accepted if said.issuperset(re.findall(r"\S*\d\S*", normalised(answer)))]
-    if contains(text, accepted):
-        return True
     found = similarity(text, able) if able else 0.0
     return found >= likeness and found > similarity(text, distractors)
 
 
 def judged(answer: str, accepted: Sequence[str], distractors: Sequence[str], likeness: float) -> dict[str, Any]:
     """Return what is recorded of an answer's text; `likeness`, of 100, is what counts as nearly right."""
+    right = contains(answer, accepted)
     return {
         "answer": answer,
-        "contains": contains(answer, accepted),
+        "contains": right,
         "likeness": round(similarity(answer, accepted), 1),
-        "fuzzy": nearly(answer, accepted, distractors, likeness),
+        "fuzzy": right or nearly(answer, accepted, distractors, likeness),
     }
